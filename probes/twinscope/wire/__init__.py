@@ -1,0 +1,1 @@
+"""How a batch travels: one declaration (`schema`), one record (`batch`), one codec (`codec`)."""

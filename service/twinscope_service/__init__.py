@@ -1,0 +1,1 @@
+"""twinscope_service."""
