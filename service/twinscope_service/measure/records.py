@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -202,4 +201,3 @@ class Summary:
     temperature: Mapping[float, F64]  # T' -> (n, k3, abs) with p(T') from logsumexp_T
     rows: SampleRows
     worst: tuple[WorstToken, ...]
-    context: Mapping[str, Any] = field(default_factory=dict)  # sampling and fingerprints, last seen
