@@ -14,5 +14,5 @@ class MeasureEngine(Protocol):
     name: str
 
     def measure(self, block: PairBlock, options: MeasureOptions) -> Summary:
-        """Measure every pair of `block` in one pass. Pure: no I/O, no state that changes a result."""
+        """Measure every pair of `block` in one pass. Pure: no I/O, no state in the result."""
         ...
