@@ -1,0 +1,59 @@
+# One word per task. `make help` lists them. The first use of a word sets up what it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.txt
+PORT   ?= 8321
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo serve test test-engines test-rtl lint type format docs bench ci clean
+
+help:  ## list the tasks
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"TwinScope needs Python 3.11 or newer, $(PYTHON) is {v.major}.{v.minor}: run make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.service: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "installing the service into $(VENV) (once, about a minute)"
+	$(PIP) -e ".[service]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@echo "installing the service, torch and the test tools into $(VENV) (once, some minutes)"
+	$(PIP) -e ".[service,torch,fpga,dev]"
+	@touch $@ $(VENV)/.service
+
+setup: $(VENV)/.service  ## install the service
+
+setup-dev: $(VENV)/.dev  ## install the service, torch and the test tools
+
+demo: $(VENV)/.service  ## the main job in one minute: a recorded run goes wrong, the service says so (ONCE=1: then stop)
+	$(BIN)/twinscope demo $(if $(ONCE),--once)
+
+serve: $(VENV)/.service  ## run the service on PORT
+	$(BIN)/twinscope serve --port $(PORT)
+
+test: $(VENV)/.dev  ## the default suite
+	$(BIN)/python -m pytest -m "not engines and not rtl"
+
+lint: $(VENV)/.dev  ## ruff, formatting included
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(VENV)/.dev  ## mypy, strict
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## rewrite the files as ruff wants them
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev  ## render the generated pages of docs/
+	$(BIN)/python -m twinscope_service.docs
+
+bench: $(VENV)/.dev  ## the performance tables
+	$(BIN)/twinscope bench measure
+
+clean:  ## remove environments and caches
+	rm -rf $(VENV) .venv-engines .venv-rtl .mypy_cache .ruff_cache .pytest_cache dist build
