@@ -1,0 +1,39 @@
+"""The command line: one module per command, each with `add(subparsers)`; exit status 0, 1 or 2.
+
+0 done (for verdicts: ok), 1 inconsistent or failed, 2 unknown or wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from twinscope.errors import TwinScopeError
+
+COMMANDS = ("serve", "analyze", "demo", "bench")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, run one command, turn a TwinScopeError into one readable line on stderr."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except TwinScopeError as error:
+        print(f"twinscope {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    from twinscope_service.cli import analyze, bench, demo, serve
+
+    parser = argparse.ArgumentParser(
+        prog="twinscope",
+        description="Are the policy that samples and the policy that is trained still the same?",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in (serve, analyze, demo, bench):
+        module.add(commands)
+    return parser

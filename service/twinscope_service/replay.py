@@ -1,0 +1,87 @@
+"""Recorded runs cut into steps: what the demonstration and the drills send, as a trainer would.
+
+The recordings are real: tokens sampled by vLLM from SmolLM2-135M-Instruct and re-scored by
+transformers. Each step takes another random set of samples, so the level moves as it does in a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import as_file, files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from twinscope import Probe
+from twinscope.wire.batch import Batch
+from twinscope.wire.codec import read_trace
+from twinscope.wire.schema import TENSOR_BY_NAME
+
+RECORDINGS = files("twinscope_service") / "recordings"
+
+
+def recording(name: str) -> Batch:
+    """The recorded batch `name` that ships with the service."""
+    with as_file(RECORDINGS / f"{name}.safetensors") as path:
+        return read_trace(path)
+
+
+def take(batch: Batch, samples: Sequence[int]) -> Batch:
+    """The batch with only `samples`, in that order; every tensor is cut along its declared axis."""
+    tensors = {name: _cut(batch, name, array, samples) for name, array in batch.tensors.items()}
+    ids = batch.sample_ids
+    return replace(
+        batch,
+        tensors=tensors,
+        sample_ids=None if ids is None else tuple(ids[s] for s in samples),
+        groups={name: tuple(labels[s] for s in samples) for name, labels in batch.groups.items()},
+    )
+
+
+def _cut(batch: Batch, name: str, array: NDArray[Any], samples: Sequence[int]) -> NDArray[Any]:
+    axes = TENSOR_BY_NAME[name].shape
+    if axes[0] == "S":
+        return array[list(samples)]
+    if axes == ("S+1",):
+        lengths = np.diff(array)[list(samples)]
+        return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = batch.tensors["prompt_offsets"] if axes[-1] == "M" else batch.offsets
+    parts = [array[..., offsets[s] : offsets[s + 1]] for s in samples]
+    return np.concatenate(parts, axis=-1)
+
+
+def steps(
+    batches: Sequence[Batch], *, run: str, samples_per_step: int, seed: int
+) -> Iterator[Batch]:
+    """One step per entry of `batches`: a random set of its samples, with ids new in every step."""
+    random = np.random.default_rng(seed)
+    for step, batch in enumerate(batches):
+        picked = random.permutation(batch.samples)[:samples_per_step].tolist()
+        ids = tuple(f"{step}-{index}" for index in range(len(picked)))
+        yield replace(take(batch, picked), run=run, step=step, sample_ids=ids)
+
+
+def send(probe: Probe, batch: Batch) -> None:
+    """Send a paired batch as its two sides, as engine and trainer would, and close the step."""
+    shared = {
+        "sample_ids": batch.sample_ids,
+        "offsets": batch.offsets,
+        "token_ids": batch.tensors.get("token_ids"),
+        "prompt_ids": batch.tensors.get("prompt_ids"),
+        "prompt_offsets": batch.tensors.get("prompt_offsets"),
+    }
+    probe.rollout(
+        logprobs=batch.tensors["rollout_logprobs"],
+        sampling=batch.sampling,
+        fingerprint=batch.rollout,
+        **shared,
+    )
+    probe.train(
+        step=batch.step,
+        logprobs=batch.tensors["train_logprobs"],
+        entropy=batch.tensors.get("entropy"),
+        fingerprint=batch.train,
+        **shared,
+    )
+    probe.close_step(batch.step)
