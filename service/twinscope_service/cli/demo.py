@@ -1,0 +1,134 @@
+"""`twinscope demo`: the first thing a newcomer runs. A recorded run goes wrong; the service says so."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HEALTHY_STEPS, FAULTY_STEPS, SAMPLES_PER_STEP = 30, 10, 48
+RUN = "demo"
+START_TIMEOUT_S = 60.0
+
+
+def add(commands: Any) -> None:
+    """Declare the command. `commands`: argparse's subparsers object (its type is private)."""
+    parser = commands.add_parser(
+        "demo",
+        help="see the main job in a minute",
+        description="Starts a service, replays a recorded run through the real HTTP path, and "
+        f"after {HEALTHY_STEPS} healthy steps lets the trainer forget to divide by the "
+        "temperature. Nothing of it is kept.",
+    )
+    parser.add_argument("--port", type=int, default=8321)
+    parser.add_argument("--once", action="store_true", help="stop when the run has been shown")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the run; then serve until Ctrl-C, unless --once. Exit status 1 if nothing was found."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    url = f"http://127.0.0.1:{args.port}"
+    with tempfile.TemporaryDirectory(prefix="twinscope-demo-") as data, _service(args.port, data):
+        last = _replay(console, url)
+        console.print(f"\npage     {url}/\nmetrics  {url}/metrics\nAPI      {url}/docs")
+        if args.open:
+            webbrowser.open(url)
+        if not args.once:
+            console.print("\nserving until Ctrl-C")
+            _wait_for_interrupt()
+    return 0 if last["verdict"] == "inconsistent" else 1
+
+
+@contextmanager
+def _service(port: int, data_dir: str) -> Iterator[None]:
+    """A real `twinscope serve` in its own process, up before the block runs."""
+    command = [sys.executable, "-m", "twinscope_service", "serve", "--port", str(port)]
+    log = Path(data_dir) / "service.log"
+    with log.open("w") as out:
+        process = subprocess.Popen([*command, "--data-dir", data_dir], stdout=out, stderr=out)
+        try:
+            _await_ready(process, f"http://127.0.0.1:{port}/readyz", log)
+            yield
+        finally:
+            process.terminate()
+            process.wait(timeout=15)
+
+
+def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    import httpx
+    from twinscope.errors import TwinScopeError
+
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    tail = "\n".join(log.read_text().splitlines()[-8:])
+    raise TwinScopeError(
+        f"the service did not come up (is the port taken? try --port). Its last words:\n{tail}"
+    )
+
+
+def _replay(console: Any, url: str) -> dict[str, Any]:
+    """Send the run step by step, print a row per step, return the last step as the API gives it."""
+    import httpx
+    from rich.progress import Progress
+    from twinscope import Probe
+
+    from twinscope_service.replay import recording, send, steps
+
+    healthy, faulty = (recording(f"temperature_0.7_{end}") for end in ("restored", "unrestored"))
+    plan = [healthy] * HEALTHY_STEPS + [faulty] * FAULTY_STEPS
+    console.print("SmolLM2-135M, sampled by vLLM at T=0.7 and re-scored by transformers (recorded).")
+    console.print(f"From step {HEALTHY_STEPS} on the trainer no longer divides by the temperature.\n")
+    console.print(f"{'step':>4}  {'rollout_train_kl':>16}  {'mean |Δ|':>9}  {'verdict':<13} cause")
+    step: dict[str, Any] = {}
+    with Probe(url, RUN) as probe, Progress(console=console, transient=True) as progress:
+        batches = steps(plan, run=RUN, samples_per_step=SAMPLES_PER_STEP, seed=0)
+        for batch in progress.track(batches, total=len(plan), description="replaying"):
+            send(probe, batch)
+            probe.flush(timeout=30)
+            step = httpx.get(f"{url}/v1/runs/{RUN}/steps/{batch.step}", timeout=30).json()
+            console.print(_row(step))
+    _explain(console, step)
+    return step
+
+
+def _row(step: dict[str, Any]) -> str:
+    style = {"ok": "green", "inconsistent": "bold red"}.get(step["verdict"], "yellow")
+    cause = step["diagnosis"][0]["cause"] if step["diagnosis"] else "-"
+    metrics = step["metrics"]
+    return (
+        f"{step['step']:>4}  {metrics['k3_mean']:>16.3e}  {metrics['abs_mean']:>9.4f}  "
+        f"[{style}]{step['verdict']:<13}[/] {cause}"
+    )
+
+
+def _explain(console: Any, step: dict[str, Any]) -> None:
+    for cause in step["diagnosis"][:1]:
+        console.print(f"\n{cause['cause']}, confidence {cause['confidence']:.2f}")
+        console.print(f"  evidence  {cause['evidence']}", markup=False)
+        if cause.get("k3_after") is not None:
+            console.print(f"  without it rollout_train_kl would be {cause['k3_after']:.2e}")
+        console.print(f"  to do     {cause['fix']}", markup=False)
+
+
+def _wait_for_interrupt() -> None:
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        return
