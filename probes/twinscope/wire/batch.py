@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, validated. Axis names as in `schema.TENSORS`; absent values are None or missing keys.
+    """One batch, validated. Axis names as in `schema.TENSORS`; absent: None or a missing key.
 
     `tensors` maps tensor names to read-only numpy arrays that view the received bytes (no copy);
     shapes and dtypes are those of the declaration.

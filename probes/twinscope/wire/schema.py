@@ -66,21 +66,22 @@ TENSORS: tuple[TensorSpec, ...] = (
     TensorSpec("advantage", "F32", ("S",), "train", "advantage of the sample", "unknown"),
     TensorSpec("reward", "F32", ("S",), "train", "reward of the sample", "unknown"),
 )
+ITEM_BYTES: dict[str, int] = {"I64": 8, "F32": 4, "I32": 4, "U8": 1}
 TENSOR_BY_NAME: dict[str, TensorSpec] = {spec.name: spec for spec in TENSORS}
 
 FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("schema", "integer", "version of this format: 1", None),
     FieldSpec("run", "string", "name of the run: 1 to 200 printable characters", None),
     FieldSpec("step", "integer", "trainer step whose batch the tokens belong to, 0 <= step < 2^53", "unknown; allowed on the rollout and ref sides, the step then comes from the train side"),
-    FieldSpec("side", "string", "rollout, train, ref or paired", None),
-    FieldSpec("sample_ids", "array of S strings", "unique within the batch, 1 to 200 characters each", "the join key is a hash of prompt and response ids"),
-    FieldSpec("sampling", "object", "the effective sampling parameters: temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias", "unknown"),
-    FieldSpec("rollout", "object", "engine fingerprint: name, version, dtype, logits_dtype, head_dtype, logprobs_mode, tp, pp, ep, quantization, kv_cache_dtype, attention_backend, rms_norm_eps, rope_theta, rope_scaling, prefix_caching, speculative_method ...", "unknown"),
-    FieldSpec("train", "object", "trainer fingerprint: the same keys as `rollout` where they apply, and temperature_applied", "unknown"),
+    FieldSpec("side", "string", "rollout, train, ref or paired", "taken from the log-probs present: both is paired, one is its side"),
+    FieldSpec("sample_ids", "array of S strings", "unique within the batch, 1 to 200 printable characters each", "the join key is a hash of prompt and response ids"),
+    FieldSpec("sampling", "object", "the effective sampling parameters: temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, n ...", "unknown"),
+    FieldSpec("rollout", "object", "engine fingerprint: engine, engine_version, model, dtype, logits_dtype, head_dtype, logprobs_mode, tp, pp, ep, quantization, kv_cache_dtype, attention_backend, rms_norm_eps, rope_theta, rope_scaling, prefix_caching, speculative_method ...", "unknown"),
+    FieldSpec("train", "object", "trainer fingerprint: trainer, trainer_version, the same keys as `rollout` where they apply, and temperature_applied", "unknown"),
     FieldSpec("expect", "object", "samples this step will have per side, if known: {\"rollout\": S, \"train\": S}", "unknown: the step closes by call or after the grace period"),
     FieldSpec("temperatures", "array of K numbers", "temperatures of `logsumexp_T`, each > 0", "no counterfactual temperatures"),
-    FieldSpec("groups", "object of arrays of S strings", "labels per sample, e.g. {\"engine\": [...], \"replica\": [...]}; at most 8 names", "no groups"),
-    FieldSpec("version_spans", "array of [sample, first_token, version]", "rollout weight version per token where it changes inside a sample", "one version per sample (`rollout_version`) or unknown"),
+    FieldSpec("groups", "object of arrays of S strings", "labels per sample, e.g. {\"engine\": [...], \"replica\": [...]}; at most 8 names, 256 different labels per name, 64 characters per label (empty: unknown)", "no groups"),
+    FieldSpec("version_spans", "array of [sample, first_token, version]", "rollout weight version per token where it changes inside a sample; sorted by sample, then token", "one version per sample (`rollout_version`) or unknown"),
     FieldSpec("part", "object", "{\"rank\": r, \"index\": i}: where this batch came from; carried, not interpreted", "unknown"),
 )
 FIELD_BY_NAME: dict[str, FieldSpec] = {spec.name: spec for spec in FIELDS}
