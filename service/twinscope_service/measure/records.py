@@ -38,7 +38,9 @@ class MeasureOptions:
 class PairBlock:
     """Joined tokens, ragged, both sides present. Axis N tokens, S samples, M prompt tokens, K temperatures.
 
-    None means unknown, never zero. Arrays are C-contiguous, native-endian, and never written to.
+    None means unknown, never zero. Where an array is known for some samples only, the others hold a
+    negative integer (int arrays), a NaN (float arrays) or "" (labels): unknown, and left out of sums.
+    Arrays are C-contiguous, native-endian, and never written to.
     """
 
     offsets: I64  # [S+1]
@@ -65,7 +67,8 @@ class PairBlock:
     advantage: NDArray[np.float32] | None = None  # [S]
     reward: NDArray[np.float32] | None = None  # [S]
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # name -> S labels
-    version_spans: tuple[tuple[int, int, int], ...] | None = None
+    version_spans: tuple[tuple[int, int, int], ...] | None = None  # (sample, first token, rollout version)
+    train_temperature: float = 1.0  # temperature already inside p; `logsumexp_T` needs a row for it
 
     @property
     def samples(self) -> int:
@@ -96,13 +99,15 @@ COVERAGE: tuple[str, ...] = (
 
 # ---- additive per-sample columns; Summary.sums is their sum over counted tokens of all samples.
 # r = |Δ| / max(1 - e^q, 0.02) (noise normalised by how uncertain the token is)
-# x = ln(1 + position in the response);  m = (q + p) / 2;  w+ = e^{Δ/2}, w- = e^{-Δ/2}
+# x = ln(1 + t), t the position in the sample's live span;  m = (q + p) / 2;  w+ = e^{Δ/2}, w- = e^{-Δ/2}
 # Δ is clamped to ±clamp in every column of this table.
+# The live span of a sample runs from its first to its last token with mask 1: masked ends are padding
+# and change nothing, masked tokens inside (tool output) keep their place. `length` is the span's length.
 COLUMNS: tuple[str, ...] = (
-    "n", "length",  # counted tokens; all tokens of the sample
+    "n", "length",  # counted tokens; length of the live span
     "q", "p", "qq", "pp", "qp",
-    "d", "abs", "d2", "d3", "d4", "k3",
-    "rho_m1", "rho2_m1", "inv_rho_m1",  # expm1(Δ), expm1(2Δ), expm1(-Δ)
+    "d", "abs", "d2", "d3", "d4", "k3", "k3_2",
+    "rho_m1", "rho2_m1", "inv_rho_m1", "mult_m1",  # expm1(Δ), expm1(2Δ), expm1(-Δ), expm1(|Δ|)
     "prob_abs", "eq", "ep", "eqq", "epp", "eqp",  # |e^p-e^q|, e^q, e^p, e^2q, e^2p, e^{q+p}
     "one_minus_eq",  # Σ max(1 - e^q, 0): normaliser of the drift-free series
     "out_08_12", "out_09_11", "out_clip",  # counts of ρ outside [0.8,1.2], [0.9,1.1], [clip_low,clip_high]
@@ -112,8 +117,14 @@ COLUMNS: tuple[str, ...] = (
     "grid_n", "grid_q_bf16", "grid_p_bf16", "grid_q_fp16", "grid_p_fp16",  # |x| >= 0.25 for both; on-grid counts
     "wp", "wp_d", "wp_m", "wp_dd", "wp_dm", "wp_mm",  # midpoint temperature sums, weight w+ (q is the sampler)
     "wm", "wm_d", "wm_m", "wm_dd", "wm_dm", "wm_mm",  # the same with w- (p is the sampler)
-    "bound_hot", "bound_cold",  # T bounds violated: q < p-ish resp. q > p-ish, see diagnose
-    "r", "r2", "lr", "lr2", "x", "xx", "xlr", "lr_lag1",  # lr = ln(r + 1e-6)
+    "r", "r2", "lr", "lr2", "x", "xx", "xlr",  # lr = ln(r + 1e-6)
+    "lr_lag1_n", "lr_lag1",  # neighbours t-1, t both counted: count, Σ lr[t-1] lr[t]
+    "rho_d", "rho_p", "inv_d", "inv_q",  # Σ expm1(Δ)Δ, Σ expm1(Δ)p, Σ expm1(-Δ)Δ, Σ expm1(-Δ)q: exact temperature, see diagnose
+    "big", "big_pair",  # count |Δ| > 2; of those, the token before it (t-1, counted) is big too
+    # fills: tokens whose q (p) is a whole number, 0 included: count, Σ value, Σ value², Σ other side,
+    # count |Δ| > 3, count with the token before it (t-1, counted) a fill of the same side too
+    "fill_q", "fill_q_v", "fill_q_vv", "fill_q_p", "fill_q_far", "fill_q_pair",
+    "fill_p", "fill_p_v", "fill_p_vv", "fill_p_q", "fill_p_far", "fill_p_pair",
 )
 COLUMN: dict[str, int] = {name: i for i, name in enumerate(COLUMNS)}
 
@@ -125,23 +136,29 @@ SIDE_COLUMNS: tuple[str, ...] = (
     "rank_n", "rank", "rank_top1",  # Σ rank, count rank == 0
     "ref_n", "ref_k1", "ref_k2", "ref_k3", "ref_abs",  # policy(train p) against ref: Δref = ref - p; k1 = p - ref
     "ref_qp_pr", "ref_pr2", "ref_abs_q",  # Σ (q-p)(ref-p), Σ (ref-p)^2, Σ |q - ref|: λ of q on the way to ref
+    # token ids: seen = the id occurs earlier in the response or in the prompt, resp = earlier in the response;
+    # Σ over counted tokens with known ids: n, Δ, expm1(Δ) for all, for seen, for resp
+    "ids_n", "ids_d", "ids_rho", "seen_n", "seen_d", "seen_rho", "resp_n", "resp_d", "resp_rho",
 )
 SIDE_COLUMN: dict[str, int] = {name: i for i, name in enumerate(SIDE_COLUMNS)}
 
 # ---- extremes over counted tokens, merged by max (min stored negated); unclamped Δ
-EXTREMES: tuple[str, ...] = ("abs", "d", "minus_d", "minus_q", "minus_p", "rank")
+EXTREMES: tuple[str, ...] = ("abs", "d", "minus_d", "minus_q", "minus_p", "prob_abs", "rank")
 EXTREME: dict[str, int] = {name: i for i, name in enumerate(EXTREMES)}
 
 # ---- profiles: [buckets, len(PROFILE_COLUMNS)] additive sums
 PROFILE_COLUMNS: tuple[str, ...] = ("n", "d", "abs", "d2", "k3", "rho_m1", "lr", "lr2")
-# name -> number of buckets. position: bit length of the index in the response; from_end: distance
-# to the last token, same buckets; first/last: exact positions 0..7 / distance 0..7; q: floor(-q*2)
-# capped; length: bit length of the sample's length; relative: 16 equal parts of the sample.
+# name -> number of buckets. position: bit length of t, the index in the live span; from_end: distance
+# to its last token, same buckets; first/last: exact positions 0..7 / distance 0..7; q: floor(-q*2)
+# capped; length: bit length of the span's length; relative: 16 t // length.
+# token: (token id * 2654435761 mod 2^32) >> 24, only where ids are known (all 0 otherwise).
 PROFILES: dict[str, int] = {
-    "position": 24, "from_end": 24, "first": 8, "last": 8, "q": 32, "length": 24, "relative": 16,
+    "position": 24, "from_end": 24, "first": 8, "last": 8, "q": 32, "length": 24, "relative": 16, "token": 256,
 }
 
-LAGS: tuple[int, ...] = tuple(range(-8, 9))  # q[t] against p[t + lag]
+# lags: q[t] against p[t + lag], both counted, both among the span's first `lag_window` tokens
+LAGS: tuple[int, ...] = tuple(range(-8, 9))
+LAG_MIN_TOKENS = 8  # pairs that a sample needs at a lag before that lag may be its best one
 LAG_COLUMNS: tuple[str, ...] = ("n", "abs", "k3", "q", "p", "qq", "pp", "qp")
 
 # ---- histogram of |Δ|: 64 linear sub-buckets per octave of the float32 bits, two rows by sign of Δ.
@@ -150,11 +167,19 @@ HIST_OCTAVE_LOW, HIST_OCTAVE_HIGH = -40, 7
 HIST_BUCKETS = (HIST_OCTAVE_HIGH - HIST_OCTAVE_LOW) * 64
 HIST_BASE = (127 + HIST_OCTAVE_LOW) * 64
 
+# ---- the hard bound of a temperature: if q is p at temperature T < 1 then q >= p/T for every token, if
+# T > 1 then q <= p/T. Summary.bounds counts the tokens beyond it by more than 0.1 + 0.02 |p| nats, per T.
+BOUND_TEMPERATURES: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 2.0)
+
 # ---- per-sample attributes carried beside the rows; `known` has bit i set where attribute i is known
 ATTRIBUTES: tuple[str, ...] = (
     "pad_left", "cached_tokens", "turn", "pack_slot", "rollout_version", "train_version",
     "advantage", "reward", "prompt_length", "best_lag", "best_lag_abs", "lag0_abs",
+    "first_big",  # t of the first counted token with |Δ| > 2; unknown: none
+    "first_hash",  # 52-bit hash of (prompt ids, first response id) as float: equal = same context and token
+    *(f"head_q{i}" for i in range(8)), *(f"head_p{i}" for i in range(8)),  # the first 8 counted tokens, as far as there
 )
+# best_lag: smallest mean |q[t] - p[t + lag]| over LAGS and, where pad_left is known, also +pad_left and -pad_left
 ATTRIBUTE: dict[str, int] = {name: i for i, name in enumerate(ATTRIBUTES)}
 
 
@@ -173,11 +198,11 @@ class SampleRows:
 
 @dataclass(frozen=True, order=True)
 class WorstToken:
-    """One of the largest |Δ| (unclamped). Ordered so that sorting puts the worst first."""
+    """One of the largest |Δ| > 0 (unclamped). Ordered so that sorting puts the worst first."""
 
     minus_abs: float
     sample_key: str  # hex
-    position: int
+    position: int  # index in the sample as received
     q: float
     p: float
     token_id: int  # -1: unknown
@@ -193,6 +218,7 @@ class Summary:
     sums: F64  # [len(COLUMNS)]
     side: F64  # [len(SIDE_COLUMNS)]
     extremes: F64  # [len(EXTREMES)] -inf when nothing was counted
+    bounds: I64  # [len(BOUND_TEMPERATURES)]
     histogram: I64  # [2, HIST_BUCKETS]: Δ >= 0, Δ < 0 (Δ == 0 is coverage.delta_zero, not here)
     profiles: Mapping[str, F64]  # [buckets, len(PROFILE_COLUMNS)]
     lags: F64  # [len(LAGS), len(LAG_COLUMNS)]
