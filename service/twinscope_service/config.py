@@ -1,0 +1,149 @@
+# ruff: noqa: E501  (one declaration per line reads as the table it is)
+"""Every setting of the service, once: type, default, bounds, meaning; docs/settings.md follows.
+
+A setting comes, in this order, from the command line, the environment (`TWINSCOPE_` and the name in
+capitals), the TOML file of `--config`, the default. All are checked before anything starts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import tomllib
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from twinscope.errors import ConfigError
+
+ENV_PREFIX = "TWINSCOPE_"
+MODEL_CLASSES = ("aligned", "dense", "dense_fp16", "moe", "moe_replay", "fp8", "hybrid")
+EngineName = Literal["cpu", "torch", "cuda", "reference", "fpga", "fpga-emulator"]
+
+
+class Settings(BaseSettings):
+    """The service's settings, frozen."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=()
+    )
+
+    # fmt: off
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. Loopback unless told otherwise; set `token` before opening it.")
+    port: int = Field(8321, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    data_dir: Path = Field(Path("twinscope-data"), description="Folder of the database and of the bodies that wait. One service per folder.")
+    token: str | None = Field(None, min_length=1, repr=False, description="Bearer token for every call. Unset: no authentication.")
+    run_tokens: dict[str, str] = Field(default_factory=dict, repr=False, description='Bearer tokens that open one run each: {"run": "token"} (JSON in the environment).')
+
+    engine: EngineName = Field("cpu", description="Measure engine: cpu, torch, cuda, reference, fpga or fpga-emulator.")
+    clamp: float = Field(20.0, gt=0, le=80, description="Bound of |log ratio| in aggregates, nats; what is beyond is counted.")
+    clip: tuple[float, float] = Field((0.8, 1.2), description="Ratio range of the trainer's PPO clip, for the share of tokens clipped before any update.")
+    block_tokens: int = Field(4_000_000, ge=1000, description="Tokens measured at a time: bounds the memory of one measurement.")
+
+    step_grace_s: float = Field(30.0, gt=0, description="A step closes this long after its last train-side data, seconds, if it was neither complete nor closed by a call.")
+    max_pending_tokens: int = Field(64_000_000, ge=1, description="Tokens that may wait for their other side, all runs together; beyond it batches get 429.")
+    max_pending_samples: int = Field(2_000_000, ge=1, description="Samples that may wait for their other side, all runs together; beyond it batches get 429.")
+    pending_ttl_s: float = Field(3600.0, gt=0, description="A sample without its other side is given up after this time, seconds, and counted.")
+    remember_steps: int = Field(64, ge=1, le=10_000, description="Closed steps per run whose samples are remembered, to tell a late or repeated sample from a new one.")
+    max_runs: int = Field(1000, ge=1, description="Runs with data in memory at a time; beyond it a new run gets 429.")
+
+    max_body_bytes: int = Field(1 << 30, ge=1024, description="Largest binary body, bytes; beyond it 413.")
+    max_json_bytes: int = Field(16 << 20, ge=1024, description="Largest JSON body, bytes; beyond it 413.")
+    max_header_bytes: int = Field(8 << 20, ge=1024, description="Largest header of a batch, bytes.")
+    max_samples: int = Field(1 << 17, ge=1, description="Most samples in one batch.")
+    max_tokens: int = Field(1 << 28, ge=1, description="Most tokens in one batch.")
+    max_inflight_bytes: int = Field(2 << 30, ge=1024, description="Bytes of bodies being received at a time; beyond it 429.")
+    body_timeout_s: float = Field(60.0, gt=0, description="A body that stalls this long, seconds, ends with 408.")
+
+    durability: Literal["process", "power"] = Field("process", description="What an acknowledged batch survives: `process` the death of the process, `power` also of the machine (fsync per batch).")
+    retention_age_s: float = Field(90 * 86400.0, gt=0, description="Closed steps older than this, seconds, are removed.")
+    retention_bytes: int = Field(20 << 30, ge=1 << 20, description="Size of the database beyond which the oldest evidence, then rows, then steps are removed, bytes.")
+    rows_retention_steps: int = Field(5000, ge=0, description="Latest steps per run whose per-sample rows are kept.")
+    evidence_retention_steps: int = Field(500, ge=0, description="Latest steps per run whose evidence is kept.")
+    run_retention_s: float = Field(6 * 3600.0, gt=0, description="A run that is quiet this long, seconds, leaves /metrics and memory; its history stays.")
+
+    min_tokens: int = Field(1000, ge=1, description="Counted tokens below which a step's verdict is `unknown`.")
+    min_coverage: float = Field(0.5, ge=0, le=1, description="Share of the train side's samples that must have been joined; below it a step is never `ok`.")
+    max_unusable: float = Field(0.05, ge=0, le=1, description="Share of unmasked tokens that may be non-finite, sentinels or positive; above it a step is never `ok`.")
+    model_class: Literal["auto", "aligned", "dense", "dense_fp16", "moe", "moe_replay", "fp8", "hybrid"] = Field("auto", description="Class of the level bands; `auto` reads it from the fingerprints, `dense` if they say nothing.")
+    k3_warn: dict[str, float] = Field(default_factory=dict, description="Per class: rollout_train_kl above which a reason is given. Unset: our synthesis of published figures.")
+    k3_bound: dict[str, float] = Field(default_factory=dict, description="Per class: rollout_train_kl above which a step is `inconsistent`. Unset: our synthesis of published figures.")
+    # fmt: on
+
+    @field_validator("clip")
+    @classmethod
+    def _clip_brackets_one(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] < 1 < value[1]:
+            raise ValueError("give (low, high) with 0 < low < 1 < high")
+        return value
+
+    @field_validator("k3_warn", "k3_bound")
+    @classmethod
+    def _known_classes(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, bound in value.items():
+            if name not in MODEL_CLASSES or not bound > 0:
+                raise ValueError(f"{name}={bound}: positive numbers for {', '.join(MODEL_CLASSES)}")
+        return value
+
+    @model_validator(mode="after")
+    def _bodies_fit_in_flight(self) -> Settings:
+        if self.max_inflight_bytes < self.max_body_bytes:
+            raise ValueError("max_inflight_bytes must be at least max_body_bytes")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The command line, then the environment; the file is laid under them by `load_settings`."""
+        return (init_settings, env_settings)
+
+
+def load_settings(*, config: Path | None = None, **overrides: Any) -> Settings:
+    """Read and check the settings. `overrides`: from the command line; they win over everything.
+
+    Raises ConfigError that names each unusable setting, its value and the fix.
+    """
+    environment = _environment_names()
+    file = {} if config is None else _read_file(config)
+    beneath = {key: value for key, value in file.items() if key not in environment}
+    try:
+        return Settings(**{**beneath, **overrides})
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+    except ValueError as error:  # the environment held something that is no JSON
+        raise ConfigError(f"{error}; dictionaries are given as JSON") from error
+
+
+def _environment_names() -> set[str]:
+    import os
+
+    present = {name.upper() for name in os.environ}
+    return {name for name in Settings.model_fields if f"{ENV_PREFIX}{name}".upper() in present}
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}; give a readable file") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}; give TOML") from error
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        name = str(problem["loc"][0]) if problem["loc"] else "settings"
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{name}: no such setting; docs/settings.md lists them")
+            continue
+        secret = name in ("token", "run_tokens")
+        value = "(not shown)" if secret or name == "settings" else repr(problem["input"])[:120]
+        lines.append(f"{name} ({ENV_PREFIX}{name.upper()}): got {value}; {problem['msg']}")
+    return "unusable settings:\n  " + "\n  ".join(lines)
