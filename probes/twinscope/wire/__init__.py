@@ -1,1 +1,19 @@
 """How a batch travels: one declaration (`schema`), one record (`batch`), one codec (`codec`)."""
+
+from twinscope.wire.batch import Batch
+from twinscope.wire.codec import decode, digest, encode, encode_batch
+from twinscope.wire.json_form import decode_json
+from twinscope.wire.limits import Limits
+from twinscope.wire.trace import read_trace, write_trace
+
+__all__ = [
+    "Batch",
+    "Limits",
+    "decode",
+    "decode_json",
+    "digest",
+    "encode",
+    "encode_batch",
+    "read_trace",
+    "write_trace",
+]

@@ -43,6 +43,7 @@ class FieldSpec:
     absent_means: str | None
 
 
+# fmt: off
 TENSORS: tuple[TensorSpec, ...] = (
     TensorSpec("offsets", "I64", ("S+1",), "both", "sample s is tokens offsets[s]:offsets[s+1]; starts at 0, ends at N, never decreases", None),
     TensorSpec("token_ids", "I32", ("N",), "both", "response token ids", "ids unknown: join by sample id alone, retokenisation cannot be seen"),
@@ -84,4 +85,5 @@ FIELDS: tuple[FieldSpec, ...] = (
     FieldSpec("version_spans", "array of [sample, first_token, version]", "rollout weight version per token where it changes inside a sample; sorted by sample, then token", "one version per sample (`rollout_version`) or unknown"),
     FieldSpec("part", "object", "{\"rank\": r, \"index\": i}: where this batch came from; carried, not interpreted", "unknown"),
 )
+# fmt: on
 FIELD_BY_NAME: dict[str, FieldSpec] = {spec.name: spec for spec in FIELDS}

@@ -1,4 +1,4 @@
-"""JSON as TwinScope accepts it: UTF-8, finite numbers, int64 integers, unique keys, bounded depth."""
+"""JSON as TwinScope accepts it: UTF-8, finite numbers, int64 integers, unique keys, few levels."""
 
 from __future__ import annotations
 
