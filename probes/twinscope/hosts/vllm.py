@@ -1,0 +1,155 @@
+"""Read what vLLM returns: request outputs, sampling parameters, the engine's configuration.
+
+    params = SamplingParams(logprobs=0, ...)  # 0: the sampled token's only, the cheapest
+    outputs = llm.generate(prompts, params)
+    probe.rollout(**read_request_outputs(outputs, sampling=params, engine=llm))
+
+What q means depends on the engine's `logprobs_mode`: vLLM's default `raw_logprobs` is
+log softmax(logits), without temperature, penalties or truncation; `processed_logprobs` is the
+density that was sampled. The mode travels in the fingerprint, values travel as they are. Written
+against vLLM 0.32 and 0.33; objects are read by attribute, vLLM is never imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from twinscope.errors import WireError
+from twinscope.hosts.sampling import read_sampling
+
+__all__ = ["read_engine", "read_request_outputs"]
+
+
+def read_request_outputs(
+    outputs: Iterable[Any], *, sampling: object = None, engine: object = None
+) -> dict[str, Any]:
+    """Arguments for `probe.rollout(**...)` from finished `RequestOutput`s.
+
+    One sample per completion. `sampling`: the SamplingParams that all these requests used (or a mapping); `engine`: the LLM,
+    LLMEngine or AsyncLLM object, for its fingerprint. Log-probs in nats, float32 values as Python
+    floats. Samples carry no ids: engine request ids restart with the engine, so the two sides are
+    joined by content, unless the caller adds `sample_ids`.
+
+    Raises WireError when an output is unfinished or brings no log-probs.
+    """
+    pairs = [
+        (request, completion, f"outputs[{i}].outputs[{j}]")
+        for i, request in enumerate(outputs)
+        for j, completion in enumerate(_completions(request, f"outputs[{i}]"))
+    ]
+    found: dict[str, Any] = {
+        "logprobs": [_sampled_logprobs(completion, where) for _, completion, where in pairs],
+        "token_ids": [list(completion.token_ids) for _, completion, _ in pairs],
+        "prompt_ids": _known([request.prompt_token_ids for request, _, _ in pairs], list),
+        "cached_tokens": _known([_cached(request) for request, _, _ in pairs], int),
+        "version": _known([_version(completion) for _, completion, _ in pairs], int),
+        "sampling": None if sampling is None else read_sampling(sampling),
+        "fingerprint": None if engine is None else read_engine(engine),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_engine(engine: object) -> dict[str, Any]:
+    """The engine fingerprint from an LLM, LLMEngine or AsyncLLM; unknown entries are absent."""
+    config = _vllm_config(engine)
+    found = {
+        "name": "vllm",
+        "version": getattr(sys.modules.get("vllm"), "__version__", None),
+        "dtype": _plain(_dig(config, "model_config.dtype")),
+        "head_dtype": _plain(_dig(config, "model_config.head_dtype")),
+        "logprobs_mode": _dig(config, "model_config.logprobs_mode"),
+        "quantization": _dig(config, "model_config.quantization"),
+        "tp": _dig(config, "parallel_config.tensor_parallel_size"),
+        "pp": _dig(config, "parallel_config.pipeline_parallel_size"),
+        "dp": _dig(config, "parallel_config.data_parallel_size"),
+        "kv_cache_dtype": _dig(config, "cache_config.cache_dtype"),
+        "prefix_caching": _dig(config, "cache_config.enable_prefix_caching"),
+        "speculative_method": _dig(config, "speculative_config.method"),
+        "attention_backend": _plain(_dig(config, "attention_config.backend")),
+        **read_model(_dig(config, "model_config.hf_text_config")),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_model(config: object) -> dict[str, Any]:
+    """Norm and rope parameters of a Hugging Face model configuration (either side's)."""
+    rope = _dig(config, "rope_parameters") or {}
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    return {
+        "model_type": _dig(config, "model_type"),
+        "rms_norm_eps": _dig(config, "rms_norm_eps"),
+        "rope_theta": rope.get("rope_theta", _dig(config, "rope_theta")),
+        "rope_scaling": scaling if scaling.get("rope_type", "default") != "default" else None,
+    }
+
+
+def _completions(request: Any, where: str) -> Sequence[Any]:
+    if getattr(request, "finished", True) is False:
+        raise WireError(
+            f"{where}.finished", False, "pass the last output of each request, when it is finished"
+        )
+    completions: Sequence[Any] = request.outputs
+    return completions
+
+
+def _sampled_logprobs(completion: Any, where: str) -> list[float]:
+    """Log-prob of each sampled token, nats, from either of vLLM's two layouts."""
+    ids, logprobs = completion.token_ids, completion.logprobs
+    if logprobs is None:
+        raise WireError(f"{where}.logprobs", None, "ask for them: SamplingParams(logprobs=0)")
+    starts = getattr(logprobs, "start_indices", None)  # FlatLogprobs: parallel lists
+    rows = len(logprobs if starts is None else starts)
+    if rows != len(ids):
+        raise WireError(
+            f"{where}.logprobs", f"{rows} rows", f"one row for each of the {len(ids)} token ids"
+        )
+    if starts is None:  # one dictionary per position: token id -> Logprob
+        return [row[token].logprob for row, token in zip(logprobs, ids, strict=True)]
+    values: list[float] = logprobs.logprobs
+    # With logprobs=0 there is one entry per position and the list is handed over as it is.
+    return list(values) if len(values) == rows else [values[start] for start in starts]
+
+
+def _cached(request: Any) -> int | None:
+    cached = getattr(request, "num_cached_tokens", None)
+    return None if cached is None or cached < 0 else cached
+
+
+def _version(completion: Any) -> int | None:
+    """The weight version all tokens of the sample were drawn with; None if unknown or mixed.
+
+    vLLM's versions are strings, "default" until a trainer sets one.
+    """
+    spans = getattr(completion, "weight_versions", None) or ()
+    names = {str(span.version) for span in spans}
+    name = names.pop() if len(names) == 1 else ""
+    return int(name) if name.isascii() and name.isdigit() else None
+
+
+def _known(values: list[Any], convert: Any) -> list[Any] | None:
+    """The column, or None (unknown) when any sample lacks it."""
+    if not values or any(value is None for value in values):
+        return None
+    return [convert(value) for value in values]
+
+
+def _vllm_config(engine: object) -> object:
+    inner = getattr(engine, "llm_engine", engine)
+    return getattr(inner, "vllm_config", None)
+
+
+def _dig(root: object, path: str) -> Any:
+    """Follow attributes; None as soon as one is missing (other versions name things otherwise)."""
+    for name in path.split("."):
+        root = getattr(root, name, None)
+    return root
+
+
+def _plain(value: object) -> str | None:
+    """torch.bfloat16 -> "bfloat16"; enumeration members -> their name; None stays unknown."""
+    if value is None:
+        return None
+    name = getattr(value, "name", None)
+    return name if isinstance(name, str) else str(value).removeprefix("torch.")
