@@ -1,5 +1,6 @@
 """How a batch travels: one declaration (`schema`), one record (`batch`), one codec (`codec`)."""
 
+from twinscope.errors import WireError
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import decode, digest, encode, encode_batch
 from twinscope.wire.json_form import decode_json
@@ -9,6 +10,7 @@ from twinscope.wire.trace import read_trace, write_trace
 __all__ = [
     "Batch",
     "Limits",
+    "WireError",
     "decode",
     "decode_json",
     "digest",

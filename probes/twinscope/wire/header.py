@@ -8,6 +8,7 @@ from typing import Any
 from twinscope.errors import WireError
 from twinscope.wire.limits import Limits
 from twinscope.wire.schema import FIELD_BY_NAME, FIELDS, SCHEMA_VERSION, SIDES
+from twinscope.wire.strict_json import INT64_MAX, INT64_MIN
 
 STEP_END = 1 << 53  # steps and versions stay exact as JSON numbers and as float64
 NAME_CHARACTERS = 200
@@ -189,6 +190,8 @@ def _open_object(field: str, value: Any, limits: Limits) -> dict[str, Any]:
             pending += item
         elif isinstance(item, str):
             _check_text(field, item, limits)
+        elif type(item) is int and not INT64_MIN <= item <= INT64_MAX:
+            raise WireError(field, item, "send integers within the int64 range")
     return value
 
 

@@ -1,25 +1,38 @@
-"""JSON as TwinScope accepts it: UTF-8, finite numbers, int64 integers, unique keys, few levels."""
+"""JSON as TwinScope accepts it: UTF-8, finite numbers, unique keys, bounded nesting."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any
 
 from twinscope.errors import WireError
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+LONGEST_INTEGER = 40  # digits; longer ones cost quadratic time to read, and fit nowhere
 
 
 def parse(text: bytes | memoryview | str, *, field: str, depth: int) -> Any:
     """The JSON value of `text`. `field` names the text in errors; `depth` bounds the nesting."""
+    infinite: list[str] = []  # number tokens that are no finite number, in order of appearance
+
+    def read_float(token: str) -> float:
+        value = float(token)  # `1e999` is legal JSON, and infinity in Python
+        if not math.isfinite(value):
+            infinite.append(token)
+        return value
+
+    def read_integer(token: str) -> float:
+        return int(token) if len(token) <= LONGEST_INTEGER else read_float("inf")
+
     try:
         value = json.loads(
             text if isinstance(text, str) else str(text, "utf-8"),
             object_pairs_hook=_unique_pairs,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            parse_int=_int64,
+            parse_constant=read_float,
+            parse_float=read_float,
+            parse_int=read_integer,
         )
     except WireError as error:
         raise WireError(f"{field}: {error.field}", error.args[1], error.fix) from None
@@ -30,6 +43,9 @@ def parse(text: bytes | memoryview | str, *, field: str, depth: int) -> Any:
     except ValueError as error:
         raise WireError(field, str(error), "send valid JSON") from None
     _check_depth(value, depth, field=field)
+    if infinite:
+        fix = "send finite numbers: JSON has no NaN or infinity"
+        raise WireError(_locate_infinite(value) or field, infinite[0], fix)
     return value
 
 
@@ -40,29 +56,9 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise WireError("object key", key, "send each key once")
+                raise WireError(f"key {key!r}", key, "send each key once")
             seen.add(key)
     return found
-
-
-def _refuse_constant(token: str) -> NoReturn:
-    raise WireError("number", token, "JSON has no NaN or infinity: send finite numbers")
-
-
-def _finite(token: str) -> float:
-    """A finite float: `1e999` is a legal JSON number that Python reads as infinity."""
-    value = float(token)
-    if not math.isfinite(value):
-        raise WireError("number", token, "send a number within the float64 range")
-    return value
-
-
-def _int64(token: str) -> int:
-    """An int64: longer integers would overflow wherever they end."""
-    value = int(token) if len(token) <= 20 else INT64_MAX + 1
-    if not INT64_MIN <= value <= INT64_MAX:
-        raise WireError("number", token, "send an integer within the int64 range")
-    return value
 
 
 def _check_depth(value: Any, depth: int, *, field: str) -> None:
@@ -82,3 +78,26 @@ def _containers(value: Any) -> list[Any]:
     elif not isinstance(value, list):
         return []
     return [child for child in value if isinstance(child, (dict, list))]
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    """What is directly inside an object or array, with its piece of a path."""
+    if isinstance(value, dict):
+        return ((f".{key}", child) for key, child in value.items())
+    if isinstance(value, list):
+        return ((f"[{index}]", child) for index, child in enumerate(value))
+    return iter(())
+
+
+def _locate_infinite(value: Any) -> str:
+    """The path of the first number that is not finite, such as `sampling.temperature`.
+
+    Empty if it stands alone, or was dropped. The nesting is bounded by now: recursion is safe.
+    """
+    for piece, child in _children(value):
+        if isinstance(child, float) and not math.isfinite(child):
+            return piece.removeprefix(".")
+        if deeper := _locate_infinite(child):
+            dot = "" if deeper.startswith("[") else "."
+            return f"{piece.removeprefix('.')}{dot}{deeper}"
+    return ""
