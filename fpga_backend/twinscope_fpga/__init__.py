@@ -1,1 +1,1 @@
-"""twinscope_fpga."""
+"""The streaming FPGA engine of TwinScope: golden model, emulator, driver and simulated device."""
