@@ -100,14 +100,13 @@ COVERAGE: tuple[str, ...] = (
 # ---- additive per-sample columns; Summary.sums is their sum over counted tokens of all samples.
 # r = |Δ| / max(1 - e^q, 0.02) (noise normalised by how uncertain the token is)
 # x = ln(1 + t), t the position in the sample's live span;  m = (q + p) / 2;  w+ = e^{Δ/2}, w- = e^{-Δ/2}
-# Δ is clamped to ±clamp in every column of this table but abs_raw (and p - q gives the raw Σ Δ): linear
-# means need no clamp, and k1_mean and abs_mean are made of the raw ones.
+# Δ is clamped to ±clamp in every column of this table but d_raw and abs_raw: linear means need no clamp.
 # The live span of a sample runs from its first to its last token with mask 1: masked ends are padding
 # and change nothing, masked tokens inside (tool output) keep their place. `length` is the span's length.
 COLUMNS: tuple[str, ...] = (
     "n", "length",  # counted tokens; length of the live span
     "q", "p", "qq", "pp", "qp",
-    "abs_raw", "d", "abs", "d2", "d3", "d4", "k3", "k3_2",
+    "d_raw", "abs_raw", "d", "abs", "d2", "d3", "d4", "k3", "k3_2",
     "rho_m1", "rho2_m1", "inv_rho_m1", "mult_m1",  # expm1(Δ), expm1(2Δ), expm1(-Δ), expm1(|Δ|)
     "prob_abs", "eq", "ep", "eqq", "epp", "eqp",  # |e^p-e^q|, e^q, e^p, e^2q, e^2p, e^{q+p}
     "one_minus_eq",  # Σ max(1 - e^q, 0): normaliser of the drift-free series
@@ -148,7 +147,7 @@ EXTREMES: tuple[str, ...] = ("abs", "d", "minus_d", "minus_q", "minus_p", "prob_
 EXTREME: dict[str, int] = {name: i for i, name in enumerate(EXTREMES)}
 
 # ---- profiles: [buckets, len(PROFILE_COLUMNS)] additive sums
-PROFILE_COLUMNS: tuple[str, ...] = ("n", "abs_raw", "d", "abs", "d2", "k3", "rho_m1", "lr", "lr2")
+PROFILE_COLUMNS: tuple[str, ...] = ("n", "d_raw", "abs_raw", "d", "abs", "d2", "k3", "rho_m1", "lr", "lr2")
 # name -> number of buckets. position: bit length of t, the index in the live span; from_end: distance
 # to its last token, same buckets; first/last: exact positions 0..7 / distance 0..7; q: floor(-q*2)
 # capped; length: bit length of the span's length; relative: 16 t // length.

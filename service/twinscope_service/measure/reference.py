@@ -163,7 +163,7 @@ def token_columns(tokens: Tokens, options: MeasureOptions) -> Columns:
         "n": np.ones_like(q),
         "length": np.zeros_like(q),  # a property of the sample, filled in by the caller
         "q": q, "p": p, "qq": q * q, "pp": p * p, "qp": q * p,
-        "abs_raw": np.abs(tokens.raw),
+        "d_raw": tokens.raw, "abs_raw": np.abs(tokens.raw),
         "d": d, "abs": np.abs(d), "d2": d**2, "d3": d**3, "d4": d**4, "k3": k3, "k3_2": k3**2,
         "rho_m1": np.expm1(d),
         "rho2_m1": np.expm1(2 * d),
@@ -224,7 +224,7 @@ def fill_columns(tokens: Tokens, side: str, value: F64, other: F64) -> dict[str,
 def outside(d: F64, low: float, high: float) -> NDArray[np.bool_]:
     """ρ = e^Δ outside [low, high]."""
     below: NDArray[np.bool_] = d < np.log(low)
-    return below | (d > np.log(high))
+    return np.asarray(below | (d > np.log(high)))
 
 
 def on_bf16_grid(x: F64) -> NDArray[np.bool_]:
