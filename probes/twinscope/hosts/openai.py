@@ -51,8 +51,9 @@ def read_completions(
 ) -> dict[str, Any]:
     """Like `read_completion` for many answers to requests with the same sampling parameters.
 
-    A null log-prob (how a NaN leaves a server) becomes NaN; vLLM's -9999.0 for a missing value is
-    handed on. The service counts both and keeps them out of every mean.
+    Without prompt ids (only `return_token_ids` brings them) the sides can be joined by `sample_ids`
+    alone: add them. A null log-prob (how a NaN leaves a server) becomes NaN; vLLM's -9999.0 for a
+    missing value is handed on. The service counts both and keeps them out of every mean.
     """
     answers = list(responses)
     choices = [
@@ -69,6 +70,7 @@ def read_completions(
         "logprobs": [logprobs for _, logprobs in samples],
         "token_ids": [ids for ids, _ in samples],
         "prompt_ids": None if any(prompt is None for prompt in prompts) else prompts,
+        "cached_tokens": _read_cached(answers),
         "sampling": None if request is None else read_sampling(request),
         "fingerprint": _read_server(answers, logprobs_mode),
     }
@@ -111,6 +113,18 @@ def _id_of(token: str, where: str) -> int:
     if match is None:
         raise WireError(where, token, ASK_IDS)
     return int(match[1])
+
+
+def _read_cached(answers: list[Mapping[str, Any]]) -> list[int] | None:
+    """Prompt tokens from the prefix cache. None: unknown, or one number for several choices."""
+    found: list[int] = []
+    for answer in answers:
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        cached = details.get("cached_tokens")
+        if cached is None or len(answer["choices"]) != 1:
+            return None
+        found.append(cached)
+    return found or None
 
 
 def _read_server(

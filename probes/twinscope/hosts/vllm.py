@@ -27,10 +27,10 @@ def read_request_outputs(
 ) -> dict[str, Any]:
     """Arguments for `probe.rollout(**...)` from finished `RequestOutput`s.
 
-    One sample per completion. `sampling`: the SamplingParams that all these requests used (or a mapping); `engine`: the LLM,
-    LLMEngine or AsyncLLM object, for its fingerprint. Log-probs in nats, float32 values as Python
-    floats. Samples carry no ids: engine request ids restart with the engine, so the two sides are
-    joined by content, unless the caller adds `sample_ids`.
+    One sample per completion. `sampling`: the SamplingParams that all these requests used, or a
+    mapping; `engine`: the LLM, LLMEngine or AsyncLLM object, for its fingerprint. Log-probs in
+    nats, float32 values as Python floats. Samples carry no ids: engine request ids restart with the
+    engine, so the two sides are joined by content, unless the caller adds `sample_ids`.
 
     Raises WireError when an output is unfinished or brings no log-probs.
     """

@@ -1,0 +1,155 @@
+"""vLLM's output objects, by their documented shapes; tests/engines reads the real ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from twinscope.errors import WireError
+from twinscope.hosts.vllm import read_engine, read_request_outputs
+
+
+@dataclass
+class Logprob:
+    logprob: float
+    rank: int | None = None
+
+
+@dataclass
+class Flat:
+    """vLLM's FlatLogprobs: position i starts at start_indices[i], sampled token first."""
+
+    start_indices: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+@dataclass
+class Completion:
+    token_ids: list[int]
+    logprobs: Any
+    weight_versions: Any = None
+
+
+@dataclass
+class Request:
+    outputs: list[Completion]
+    prompt_token_ids: list[int] | None = field(default_factory=lambda: [1, 2, 3])
+    num_cached_tokens: int | None = 0
+    finished: bool = True
+
+
+def _spans(*versions: str) -> list[SimpleNamespace]:
+    return [
+        SimpleNamespace(version=version, start=i, end=i + 1) for i, version in enumerate(versions)
+    ]
+
+
+def test_both_layouts_give_the_sampled_token_whatever_else_is_listed() -> None:
+    """The sampled token is not always the likeliest; rank may not pick another one."""
+    rows = [{7: Logprob(-2.5, 3), 4: Logprob(-0.1, 1)}, {9: Logprob(-0.25, 1), 4: Logprob(-3.0, 2)}]
+    flat = Flat([0, 2], [7, 4, 9, 4], [-2.5, -0.1, -0.25, -3.0])
+    single = Flat([0, 1], [7, 9], [-2.5, -0.25])
+
+    found = read_request_outputs(
+        [Request([Completion([7, 9], layout) for layout in (rows, flat, single)])]
+    )
+
+    assert found["logprobs"] == [[-2.5, -0.25]] * 3
+    assert found["token_ids"] == [[7, 9]] * 3
+    assert found["prompt_ids"] == [[1, 2, 3]] * 3
+
+
+def test_growing_lists_are_copied() -> None:
+    """vLLM's cumulative outputs alias lists that the engine goes on appending to."""
+    flat = Flat([0], [7], [-2.5])
+    completion = Completion([7], flat)
+
+    found = read_request_outputs([Request([completion])])
+    flat.logprobs.append(-1.0)
+    completion.token_ids.append(8)
+
+    assert found["logprobs"] == [[-2.5]]
+    assert found["token_ids"] == [[7]]
+
+
+def test_logprobs_that_were_not_asked_for_are_named() -> None:
+    """The message says which output, and which argument of the engine brings them."""
+    outputs = [Request([Completion([1], Flat([0], [1], [-1.0]))]), Request([Completion([1], None)])]
+
+    with pytest.raises(WireError, match=r"outputs\[1\]\.outputs\[0\]\.logprobs.*logprobs=0"):
+        read_request_outputs(outputs)
+
+
+def test_rows_and_tokens_of_different_length_are_refused() -> None:
+    """Three rows for two tokens cannot be paired."""
+    with pytest.raises(WireError, match=r"3 rows.*2 token ids"):
+        read_request_outputs(
+            [Request([Completion([1, 2], Flat([0, 1, 2], [1, 2, 3], [-1.0] * 3))])]
+        )
+
+
+def test_unfinished_request_is_refused() -> None:
+    """A partial sample would be joined with nothing."""
+    with pytest.raises(WireError, match=r"outputs\[0\]\.finished"):
+        read_request_outputs([Request([Completion([1], [{1: Logprob(-1.0)}])], finished=False)])
+
+
+@pytest.mark.parametrize(
+    ("spans", "version"),
+    [(_spans("12"), [12]), (_spans("12", "12"), [12]), (_spans("12", "13"), None),
+     (_spans("default"), None), ([], None), (None, None)],
+)  # fmt: skip
+def test_weight_version_is_taken_only_where_it_is_one_number(spans: Any, version: Any) -> None:
+    """A mixed or unnamed version is unknown, not zero."""
+    completion = Completion([1, 2], Flat([0, 1], [1, 2], [-1.0, -1.0]), weight_versions=spans)
+
+    found = read_request_outputs([Request([completion])])
+
+    assert found.get("version") == version
+
+
+def test_unknown_prompt_or_cache_of_one_sample_leaves_the_column_out() -> None:
+    """A column is known for every sample or absent."""
+    known = Request([Completion([1], Flat([0], [1], [-1.0]))], num_cached_tokens=2)
+    unknown = Request([Completion([1], Flat([0], [1], [-1.0]))], None, None)
+
+    assert read_request_outputs([known])["cached_tokens"] == [2]
+    assert {"cached_tokens", "prompt_ids"}.isdisjoint(read_request_outputs([known, unknown]))
+
+
+def test_nothing_generated_reads_as_no_samples() -> None:
+    """An empty list is an empty batch, not an error."""
+    assert read_request_outputs([]) == {"logprobs": [], "token_ids": []}
+
+
+def test_engine_fingerprint_says_what_q_means() -> None:
+    """The mode, dtype, cache and model numerics come from the configuration; the rest is absent."""
+    model = SimpleNamespace(
+        dtype="torch.bfloat16",
+        logprobs_mode="processed_logprobs",
+        hf_text_config=SimpleNamespace(
+            model_type="llama",
+            rms_norm_eps=1e-6,
+            rope_parameters={"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0},
+        ),
+    )
+    config = SimpleNamespace(
+        model_config=model,
+        parallel_config=SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1),
+        cache_config=SimpleNamespace(cache_dtype="fp8", enable_prefix_caching=True),
+        speculative_config=None,
+    )
+
+    offline = read_engine(SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=config)))
+
+    assert offline == read_engine(SimpleNamespace(vllm_config=config))
+    assert offline == {
+        "name": "vllm", "dtype": "bfloat16", "logprobs_mode": "processed_logprobs",
+        "tp": 2, "pp": 1, "kv_cache_dtype": "fp8", "prefix_caching": True, "model_type": "llama",
+        "rms_norm_eps": 1e-6, "rope_theta": 5e5,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+    }  # fmt: skip
