@@ -2,10 +2,16 @@
 
 from twinscope.errors import WireError
 from twinscope.wire.batch import Batch
-from twinscope.wire.codec import decode, digest, encode, encode_batch
+from twinscope.wire.codec import (
+    decode,
+    digest,
+    encode,
+    encode_batch,
+    read_trace,
+    write_trace,
+)
 from twinscope.wire.json_form import decode_json
 from twinscope.wire.limits import Limits
-from twinscope.wire.trace import read_trace, write_trace
 
 __all__ = [
     "Batch",

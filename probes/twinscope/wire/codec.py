@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinscope.errors import WireError
 from twinscope.wire.batch import Batch
 from twinscope.wire.header import check_header
+from twinscope.wire.json_form import decode_json
 from twinscope.wire.limits import Limits
 from twinscope.wire.schema import (
     FIELD_BY_NAME,
@@ -30,6 +33,16 @@ from twinscope.wire.schema import (
 )
 from twinscope.wire.strict_json import parse
 from twinscope.wire.tensors import build_batch, measure_axes
+
+__all__ = [
+    "decode",
+    "decode_json",
+    "digest",
+    "encode",
+    "encode_batch",
+    "read_trace",
+    "write_trace",
+]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -216,3 +229,34 @@ def digest(ids: Buffer) -> bytes:
     if view.itemsize != ITEM_BYTES["I32"] and view.format != "B":
         raise WireError("ids", f"items of {view.itemsize} bytes", "send int32 ids")
     return hashlib.blake2b(view, digest_size=16).digest()
+
+
+def read_trace(path: str | os.PathLike[str], *, limits: Limits | None = None) -> Batch:
+    """The batch in the file at `path`, checked like any other body."""
+    limits = limits or Limits()
+    size = Path(path).stat().st_size
+    if size > limits.body_bytes:
+        raise WireError(f"file {path}", f"{size} bytes", f"at most {limits.body_bytes} bytes")
+    try:
+        return decode(Path(path).read_bytes(), limits=limits)
+    except WireError as error:
+        raise WireError(f"{path}: {error.field}", error.args[1], error.fix) from None
+
+
+def write_trace(
+    path: str | os.PathLike[str],
+    header: Mapping[str, Any],
+    tensors: Mapping[str, tuple[Buffer, Shape]],
+) -> None:
+    """Write a trace file; a reader sees the old file or the whole new one, never half of it."""
+    pieces = encode(header, tensors)
+    draft = Path(f"{os.fspath(path)}.draft")
+    try:
+        with open(draft, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)  # still there only if writing failed
