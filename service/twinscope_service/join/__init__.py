@@ -1,1 +1,1 @@
-"""join."""
+"""join: one-sided batches, in any order and split, sent late or twice, become pairs."""
