@@ -1,0 +1,68 @@
+"""The JSON bodies of small posts, as pydantic models: unknown fields and NaN are refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from twinscope.wire.header import check_name, check_run, check_step
+from twinscope.wire.strict_json import INT64_MAX, INT64_MIN
+
+MOST_VALUES = 256
+KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+def _scalar_name(name: str) -> str:
+    return check_name("values", name)
+
+
+def _kind(kind: str) -> str:
+    if not KIND.fullmatch(kind):
+        raise ValueError("use lower-case letters, digits and underscores, such as weight_sync")
+    return kind
+
+
+def _encodable(fields: dict[str, Any]) -> dict[str, Any]:
+    """Values that the store and JSON can carry: no lone surrogates, integers within int64."""
+    pending: list[Any] = [fields]
+    for item in pending:  # grows while it is walked; bounded by the size limit of the body
+        if isinstance(item, dict):
+            pending += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            pending += item
+        elif isinstance(item, str):
+            item.encode()
+        elif type(item) is int and not INT64_MIN <= item <= INT64_MAX:
+            raise ValueError("send integers within the int64 range")
+    return fields
+
+
+RunName = Annotated[str, AfterValidator(check_run)]
+Step = Annotated[int, AfterValidator(check_step)]
+
+
+class _Post(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ScalarsPost(_Post):
+    """Scalars of one step: reward, baseline_reward, grad_norm, entropy, lr, kl_coef ..."""
+
+    run: RunName
+    step: Step
+    values: dict[Annotated[str, AfterValidator(_scalar_name)], float] = Field(
+        min_length=1, max_length=MOST_VALUES
+    )
+
+
+class EventPost(_Post):
+    """Something that happened: weight_sync, cache_flush, restart, config_change, checkpoint ..."""
+
+    run: RunName
+    kind: Annotated[str, AfterValidator(_kind)]
+    step: Step | None = None  # None: not tied to a step
+    fields: Annotated[dict[str, Any], AfterValidator(_encodable)] = Field(
+        default_factory=dict, max_length=MOST_VALUES
+    )

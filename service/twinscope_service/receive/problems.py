@@ -1,0 +1,120 @@
+"""Every failure as a problem document (RFC 9457): what, which field, which value, what to do."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from twinscope.errors import WireError
+from twinscope_service.errors import ServiceError
+from twinscope_service.receive.refusals import BodyTimeout, Malformed, Unauthorized
+
+PROBLEM_TYPE = "application/problem+json"
+# An unread body up to this size is read and dropped, so that the client gets to the answer; beyond
+# it the connection is closed with the answer.
+DISCARD_BYTES = 64 << 20
+
+logger = logging.getLogger(__name__)
+
+
+class Problem(JSONResponse):
+    """A problem document."""
+
+    media_type = PROBLEM_TYPE
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer every exception with a problem document."""
+    app.add_exception_handler(ServiceError, _on_service_error)
+    app.add_exception_handler(WireError, _on_wire_error)
+    app.add_exception_handler(RequestValidationError, _on_parameters)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_crash)
+
+
+def problem_of(request: Request, error: ServiceError) -> Problem:
+    """The document of one refusal."""
+    fields = {"detail": error.detail, "field": error.field, "value": error.value, "fix": error.fix}
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = 'Bearer, Basic realm="twinscope"'
+    if isinstance(error, BodyTimeout) or _leaves_much_unread(request):
+        headers["Connection"] = "close"
+    return _problem(error.status, error.title, fields, headers)
+
+
+def malformed(error: ValidationError | RequestValidationError) -> Malformed:
+    """The first complaint of pydantic, as a refusal with field, value and fix."""
+    problem = error.errors()[0]
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, WireError):
+        return _from_wire(cause)
+    where = ".".join(str(part) for part in problem["loc"]) or "body"
+    fix = "leave it out" if problem["type"] == "extra_forbidden" else problem["msg"]
+    value = problem["input"] if problem["type"] != "missing" else None
+    return Malformed(f"{where}: {problem['msg']}", field=where, value=value, fix=fix)
+
+
+def _from_wire(error: WireError) -> Malformed:
+    return Malformed(str(error), field=error.field, value=error.args[1], fix=error.fix)
+
+
+def _problem(
+    status: int, title: str, fields: Mapping[str, Any], headers: Mapping[str, str]
+) -> Problem:
+    slug = title.lower().replace(" ", "-")
+    body = {"type": f"urn:twinscope:problem:{slug}", "title": title, "status": status}
+    said = {name: value for name, value in fields.items() if value is not None}
+    return Problem({**body, **said}, status, dict(headers))
+
+
+def _leaves_much_unread(request: Request) -> bool:
+    if getattr(request.state, "body_read", False):
+        return False
+    length = request.headers.get("content-length", "0")
+    much = not length.isdecimal() or len(length) > 18 or int(length) > DISCARD_BYTES
+    return much or "transfer-encoding" in request.headers
+
+
+async def _on_service_error(request: Request, error: Exception) -> Problem:
+    assert isinstance(error, ServiceError)
+    return problem_of(request, error)
+
+
+async def _on_wire_error(request: Request, error: Exception) -> Problem:
+    assert isinstance(error, WireError)
+    return problem_of(request, _from_wire(error))
+
+
+async def _on_parameters(request: Request, error: Exception) -> Problem:
+    assert isinstance(error, RequestValidationError)
+    return problem_of(request, malformed(error))
+
+
+async def _on_http(request: Request, error: Exception) -> Problem:
+    """What the router refuses: unknown address, wrong method."""
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    headers = dict(error.headers or {})
+    if _leaves_much_unread(request):
+        headers["Connection"] = "close"
+    fields = {"detail": detail, "fix": "GET /docs lists the calls"}
+    return _problem(error.status_code, str(error.detail), fields, headers)
+
+
+async def _on_crash(request: Request, error: Exception) -> Problem:
+    """A defect of the service: said so, with nothing of its inside."""
+    logger.error("%s %s crashed", request.method, request.url.path, exc_info=error)
+    fields = {"detail": "the service failed; its log has the reason", "fix": "send it again"}
+    return _problem(500, "The service failed", fields, {"Connection": "close"})
