@@ -1,0 +1,46 @@
+"""Both sides of a step sent as in the field: one probe per side, then the step is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from service_process import ServiceProcess
+from trainer import Scores
+
+from twinscope import Probe
+
+FLUSH_SECONDS = 60.0
+
+
+def send_step(
+    service: ServiceProcess,
+    run: str,
+    step: int,
+    *,
+    rollout: Mapping[str, Any],
+    train: Scores,
+    fingerprint: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Send `rollout` (a reader's answer) and the trainer's tensors; the closed step's view."""
+    engine_side, trainer_side = Probe(service.url, run), Probe(service.url, run)
+    try:
+        assert engine_side.rollout(**rollout)
+        assert trainer_side.train(
+            step=step,
+            logprobs=train.logprobs,
+            token_ids=train.token_ids,
+            mask=train.mask,
+            prompt_ids=train.prompt_ids,
+            prompt_mask=train.prompt_mask,
+            entropy=train.entropy,
+            fingerprint=fingerprint,
+        )
+        assert engine_side.flush(FLUSH_SECONDS)
+        trainer_side.close_step(step)
+        assert trainer_side.flush(FLUSH_SECONDS)
+    finally:
+        engine_side.close()
+        trainer_side.close()
+    view: dict[str, Any] = service.get(f"/v1/runs/{run}/steps/{step}")
+    return view
