@@ -60,6 +60,7 @@ class Settings(BaseSettings):
     retention_bytes: int = Field(20 << 30, ge=1 << 20, description="Size of the database beyond which the oldest evidence, then rows, then steps are removed, bytes.")
     rows_retention_steps: int = Field(5000, ge=0, description="Latest steps per run whose per-sample rows are kept.")
     evidence_retention_steps: int = Field(500, ge=0, description="Latest steps per run whose evidence is kept.")
+    resend_memory_s: float = Field(86400.0, gt=0, description="The id of a finished batch is remembered this long, seconds; sent again within it, it is a duplicate.")
     run_retention_s: float = Field(6 * 3600.0, gt=0, description="A run that is quiet this long, seconds, leaves /metrics and memory; its history stays.")
 
     min_tokens: int = Field(1000, ge=1, description="Counted tokens below which a step's verdict is `unknown`.")

@@ -7,7 +7,7 @@ never 0 and never NaN.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from twinscope.wire.schema import Side
@@ -54,10 +54,10 @@ class SideCount:
 
 @dataclass(frozen=True)
 class Retokenized:
-    """One sample whose sides hold different tokens. `first_difference` counts response tokens from 0."""
+    """One sample whose sides hold different tokens."""
 
     sample_id: str  # "" when samples have no ids
-    first_difference: int  # the shorter length, if one side is a prefix of the other
+    first_difference: int | None  # response token, from 0; None: only digests were compared
     rollout_tokens: int
     train_tokens: int
 
@@ -97,6 +97,19 @@ class StepView:
     def as_json(self) -> dict[str, Any]:
         """The object of `analyze --json`, plus what only a service knows."""
         return {**asdict(self), "waiting": self.waiting}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> StepView:
+        """From `as_json`; fields that a later version added may be absent."""
+        known = {f.name for f in fields(cls)}
+        values = {name: value for name, value in document.items() if name in known}
+        values["sides"] = {name: SideCount(**side) for name, side in document["sides"].items()}
+        values["retokenized_examples"] = tuple(
+            Retokenized(**example) for example in document["retokenized_examples"]
+        )
+        for name in ("reasons", "diagnosis", "findings"):
+            values[name] = tuple(document[name])
+        return cls(**values)
 
 
 @dataclass(frozen=True)
