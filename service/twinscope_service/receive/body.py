@@ -119,7 +119,7 @@ def _too_large(value: str, most: int) -> BodyTooLarge:
 
 async def _receive_sized(receive: Receive, rules: BodyRules, length: int) -> memoryview:
     """A body of known length. np.empty does not touch the memory: a lie about it costs nothing."""
-    buffer = memoryview(np.empty(length, np.uint8))
+    buffer = np.empty(length, np.uint8).data
     at = 0
 
     def take(piece: bytes) -> None:
@@ -158,7 +158,7 @@ async def _receive_unsized(
 
 
 async def _pump(receive: Receive, stall_s: float, take: Callable[[bytes], None]) -> None:
-    """Hand every piece to `take`. Silence ends the body, and so does a trickle below SLOWEST_RATE."""
+    """Hand every piece to `take`. Silence ends the body, as does a trickle below SLOWEST_RATE."""
     clock = asyncio.get_running_loop().time
     start, got = clock(), 0
     try:

@@ -1,4 +1,4 @@
-"""The JSON bodies of small posts, as pydantic models: unknown fields and NaN are refused by name."""
+"""The JSON bodies of small posts, as pydantic models: unknown fields are refused by name."""
 
 from __future__ import annotations
 

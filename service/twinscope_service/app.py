@@ -1,0 +1,101 @@
+"""The composition root: settings in, application out; and the server that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+import uvicorn
+from anyio import to_thread
+from fastapi import FastAPI
+
+from twinscope_service.config import Settings
+from twinscope_service.expose import reads, surface
+from twinscope_service.expose.metrics import build_registry
+from twinscope_service.memory import keep_freed_memory
+from twinscope_service.pipeline import Pipeline, open_pipeline
+from twinscope_service.receive import posts
+from twinscope_service.receive.access import Authenticate
+from twinscope_service.receive.connection import BoundedConnection
+from twinscope_service.receive.edge import build_edge
+from twinscope_service.receive.problems import add_handlers
+from twinscope_service.receive.traffic import CountTraffic, Traffic
+
+TICK_S = 1.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+logger = logging.getLogger(__name__)
+
+
+def build_app(settings: Settings) -> FastAPI:
+    """The application. The data directory is opened when it starts, and released when it stops."""
+    traffic = Traffic()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        pipeline = await to_thread.run_sync(lambda: open_pipeline(settings))
+        edge = build_edge(settings, pipeline, traffic=traffic)
+        app.state.edge = edge
+        app.state.registry = build_registry(pipeline, traffic=traffic, inflight=edge.inflight)
+        ticking = asyncio.create_task(_tick_forever(pipeline))
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+            await to_thread.run_sync(pipeline.close)
+
+    app = FastAPI(
+        title="TwinScope",
+        version=version("twinscope"),
+        description="Is the policy that sampled the tokens the policy that is being trained?",
+        lifespan=lifespan,
+    )
+    add_handlers(app)
+    app.include_router(posts.router, tags=["data in"])
+    app.include_router(reads.router, tags=["results"])
+    app.include_router(surface.router, tags=["operation"])
+    surface.add_page(app)
+    app.add_middleware(Authenticate, token=settings.token, run_tokens=settings.run_tokens)
+    app.add_middleware(CountTraffic, traffic=traffic)
+    return app
+
+
+async def _tick_forever(pipeline: Pipeline) -> None:
+    """Grace periods, evictions and retention, once a second. A failure is logged, never the end."""
+    while True:
+        await asyncio.sleep(TICK_S)
+        try:
+            await to_thread.run_sync(pipeline.tick)
+        except Exception:
+            logger.exception("tick failed")
+
+
+def build_server(settings: Settings) -> uvicorn.Server:
+    """The server on `settings.host` and `settings.port`, not started."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            build_app(settings),
+            host=settings.host,
+            port=settings.port,
+            http=BoundedConnection,
+            loop="asyncio",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=10,
+        )
+    )
+
+
+def serve(settings: Settings) -> None:
+    """Serve until interrupted."""
+    keep_freed_memory()
+    if settings.host not in LOOPBACK and not (settings.token or settings.run_tokens):
+        logger.warning("listening on %s without a token: set TWINSCOPE_TOKEN", settings.host)
+    build_server(settings).run()

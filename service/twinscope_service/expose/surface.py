@@ -1,0 +1,60 @@
+"""/metrics, /healthz, /readyz and the page."""
+
+from __future__ import annotations
+
+import mimetypes
+from importlib.resources import files
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import CollectorRegistry
+
+from twinscope_service.receive.answers import Answer
+from twinscope_service.receive.edge import access_of, edge_of
+
+PAGE_FOLDER = files("twinscope_dashboards") / "web"
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+router = APIRouter()
+
+
+@router.get("/metrics", summary="Prometheus metrics")
+def read_metrics(request: Request) -> Response:
+    """Text or OpenMetrics format, as the scraper asks."""
+    access_of(request).require(None)
+    registry: CollectorRegistry = request.app.state.registry
+    encode, kind = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(registry), headers={"Content-Type": kind})
+
+
+@router.get("/healthz", summary="Liveness")
+async def read_liveness() -> Answer:
+    """The event loop answers."""
+    return Answer({"status": "alive"})
+
+
+@router.get("/readyz", summary="Readiness")
+def read_readiness(request: Request) -> Answer:
+    """200 when batches are taken, else 503; with queue lengths beside their capacities."""
+    health = edge_of(request).pipeline.health()
+    return Answer(health.as_json(), 200 if health.ready else 503)
+
+
+def add_page(app: FastAPI) -> None:
+    """Serve the files of the web page, each at its own address, `index.html` also at /."""
+    for entry in PAGE_FOLDER.iterdir():
+        if entry.is_file():
+            kind = mimetypes.guess_type(entry.name)[0] or "application/octet-stream"
+            _serve_file(app, f"/{entry.name}", entry.read_bytes(), kind)
+            if entry.name == "index.html":
+                _serve_file(app, "/", entry.read_bytes(), kind)
+
+
+def _serve_file(app: FastAPI, address: str, content: bytes, kind: str) -> None:
+    async def read_file() -> Response:
+        return Response(content, media_type=kind, headers=PAGE_HEADERS)
+
+    app.add_api_route(address, read_file, include_in_schema=False)

@@ -1,0 +1,21 @@
+"""The C allocator, told to keep what it gets: see docs/decisions/0002-malloc.md."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+MMAP_THRESHOLD = 4 << 20  # socket reads come from the heap; bodies are mapped and given back
+TRIM_THRESHOLD = 64 << 20
+
+
+def keep_freed_memory() -> bool:
+    """Stop glibc from mapping and unmapping every socket read. False where that is not possible."""
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # absent in musl
+    if mallopt is None:
+        return False
+    wanted = ((M_MMAP_THRESHOLD, MMAP_THRESHOLD), (M_TRIM_THRESHOLD, TRIM_THRESHOLD))
+    return all(mallopt(option, value) == 1 for option, value in wanted)
