@@ -20,7 +20,7 @@ class ConfigError(TwinScopeError, ValueError):
 
 
 class WireError(TwinScopeError, ValueError):
-    """A batch is malformed. `field` is where, `value` what was found (shortened), `fix` what to send."""
+    """A batch is malformed: `field` is where, `value` what was found, `fix` what to send."""
 
     def __init__(self, field: str, value: object, fix: str) -> None:
         super().__init__(field, value, fix)

@@ -1,0 +1,218 @@
+"""Arrays of whatever library the host uses: torch, numpy, or plain Python numbers.
+
+Nothing is imported here: a host that passes a torch tensor has torch in `sys.modules` already.
+CPU tensors of torch are read as numpy views (no copy) where numpy is loaded; tensors on a device
+are cast there and copied once. Casting always happens in the source's library, so bf16 log-probs
+become float32 exactly as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from twinscope.errors import WireError
+
+Array = Any  # a tensor, an ndarray or a sequence: libraries that may not be installed
+DType = Literal["F32", "I32", "I64", "U8"]  # spelling of the wire declaration
+Pad = Literal["auto", "none", "left", "right", "both"]
+CODES: dict[str, Literal["f", "i", "q", "B"]] = {"F32": "f", "I32": "i", "I64": "q", "U8": "B"}
+NUMPY_NAMES = {"F32": "float32", "I32": "int32", "I64": "int64", "U8": "uint8"}
+
+
+class Dialect(Protocol):
+    """What capture needs of an array library. Tensors are 1-D unless said otherwise."""
+
+    def shape(self, value: Array) -> tuple[int, ...]:
+        """Lengths of all axes."""
+        ...
+
+    def spans(self, mask: Array, pad: Pad) -> tuple[list[int], list[int]]:
+        """Of each row of a [S,T] mask: the first kept column, and one past the last."""
+        ...
+
+    def cut(self, value: Array, starts: list[int], stops: list[int]) -> list[Array]:
+        """Columns starts[s]:stops[s] of each row of a [S,T] array, as parts of one flat array."""
+        ...
+
+    def write(self, parts: Sequence[Array], dtype: DType, out: memoryview, *, field: str) -> None:
+        """Concatenate, cast to `dtype` (U8: 1 where not zero) and copy into `out`."""
+        ...
+
+
+class NumpyDialect:
+    """numpy arrays, and CPU tensors seen as such."""
+
+    def shape(self, value: Array) -> tuple[int, ...]:
+        """Lengths of all axes."""
+        return tuple(value.shape)
+
+    def spans(self, mask: Array, pad: Pad) -> tuple[list[int], list[int]]:
+        """See `Dialect.spans`."""
+        kept = mask != 0
+        width = kept.shape[1]
+        some = kept.any(axis=1)
+        first = kept.argmax(axis=1) if pad in ("both", "left") else kept[:, 0] * 0
+        last = width - (kept[:, ::-1].argmax(axis=1) if pad in ("both", "right") else 0 * first)
+        return (some * first).tolist(), (some * last).tolist()
+
+    def cut(self, value: Array, starts: list[int], stops: list[int]) -> list[Array]:
+        """See `Dialect.cut`: row views, no copy."""
+        return [row[a:b] for row, a, b in zip(value, starts, stops, strict=True)]
+
+    def write(self, parts: Sequence[Array], dtype: DType, out: memoryview, *, field: str) -> None:
+        """See `Dialect.write`: one pass over the source."""
+        numpy = sys.modules["numpy"]
+        for found in {part.dtype for part in parts}:
+            _refuse_fractions(field, dtype, fractional=found.kind not in "iub", name=str(found))
+        if dtype == "U8":
+            parts = [part if part.dtype.kind == "b" else part != 0 for part in parts]
+        target = numpy.frombuffer(out, NUMPY_NAMES[dtype])
+        flat = [part.reshape(-1) for part in parts]
+        with numpy.errstate(all="ignore"):  # a float64 beyond float32 becomes inf, and is counted
+            numpy.concatenate(flat, out=target, casting="unsafe")
+
+
+class TorchDialect:
+    """Tensors on a device, and CPU tensors where numpy is not installed."""
+
+    def shape(self, value: Array) -> tuple[int, ...]:
+        """Lengths of all axes."""
+        return tuple(value.shape)
+
+    def spans(self, mask: Array, pad: Pad) -> tuple[list[int], list[int]]:
+        """See `Dialect.spans`: computed on the device, two short rows come to the host."""
+        torch = sys.modules["torch"]
+        kept = mask != 0
+        width = kept.shape[1]
+        some = kept.any(dim=1)
+        zero = torch.zeros_like(some, dtype=torch.int64)
+        first = kept.int().argmax(dim=1) if pad in ("both", "left") else zero
+        trailing = kept.flip(1).int().argmax(dim=1) if pad in ("both", "right") else zero
+        starts, stops = torch.stack([some * first, some * (width - trailing)]).tolist()
+        return starts, stops
+
+    def cut(self, value: Array, starts: list[int], stops: list[int]) -> list[Array]:
+        """See `Dialect.cut`: one selection on the device, rows in order."""
+        torch = sys.modules["torch"]
+        columns = torch.arange(value.shape[1], device=value.device)
+        first, last = torch.tensor([starts, stops], device=value.device).unsqueeze(2)
+        return [value[(columns >= first) & (columns < last)]]
+
+    def write(self, parts: Sequence[Array], dtype: DType, out: memoryview, *, field: str) -> None:
+        """See `Dialect.write`: concatenated and cast on the device, then one copy to the host."""
+        torch = sys.modules["torch"]
+        flat = [part.reshape(-1) for part in parts]
+        source = flat[0] if len(flat) == 1 else torch.cat(flat)
+        fractional = source.is_floating_point() or source.is_complex()
+        _refuse_fractions(field, dtype, fractional=fractional, name=str(source.dtype))
+        wanted = getattr(torch, NUMPY_NAMES[dtype])
+        if dtype == "U8":
+            source = source != 0
+        torch.frombuffer(out, dtype=wanted).copy_(source.to(wanted))
+
+
+class ListDialect:
+    """Lists, tuples and `array.array`s of Python numbers; slow, and needs nothing."""
+
+    def shape(self, value: Array) -> tuple[int, ...]:
+        """(S, T) for rows of equal length, (N,) for numbers. Raises WireError for ragged rows."""
+        if not _is_nested(value):
+            return (len(value),)
+        widths = {len(row) for row in value}
+        if len(widths) > 1:
+            raise WireError("padded list", f"rows of {len(widths)} lengths", "pad to one length")
+        return len(value), widths.pop()
+
+    def spans(self, mask: Array, pad: Pad) -> tuple[list[int], list[int]]:
+        """See `Dialect.spans`."""
+        starts, stops = [], []
+        for row in mask:
+            kept = [column for column, value in enumerate(row) if value]
+            first = kept[0] if kept and pad in ("both", "left") else 0
+            last = kept[-1] + 1 if kept and pad in ("both", "right") else len(row)
+            starts.append(first if kept else 0)
+            stops.append(last if kept else 0)
+        return starts, stops
+
+    def cut(self, value: Array, starts: list[int], stops: list[int]) -> list[Array]:
+        """See `Dialect.cut`."""
+        return [row[a:b] for row, a, b in zip(value, starts, stops, strict=True)]
+
+    def write(self, parts: Sequence[Array], dtype: DType, out: memoryview, *, field: str) -> None:
+        """See `Dialect.write`. None among log-probs becomes NaN: counted as missing, never as 0."""
+        numbers: array[Any] = array(CODES[dtype])
+        for part in parts:
+            if dtype == "U8":
+                numbers.extend(1 if value else 0 for value in part)
+            elif dtype == "F32":
+                numbers.extend(float("nan") if value is None else value for value in part)
+            else:
+                numbers.extend(part)
+        out[:] = memoryview(numbers).cast("B") if numbers else b""
+
+
+NUMPY, TORCH, LISTS = NumpyDialect(), TorchDialect(), ListDialect()
+
+
+def recognise(value: Array, *, field: str) -> tuple[Dialect, Array]:
+    """The dialect of an array or of a list of numbers, and the array as that dialect reads it."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach()
+        if numpy is None or value.device.type != "cpu":
+            return TORCH, value
+        # numpy has no bfloat16: widen first, which is exact
+        return NUMPY, (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    if isinstance(value, (list, tuple, array, range)):
+        return LISTS, value
+    if numpy is not None and hasattr(value, "__array__"):  # ndarrays, jax arrays, pandas columns
+        return NUMPY, numpy.asarray(value)
+    fix = "pass a tensor, an array or a list of numbers"
+    raise WireError(field, type(value).__name__, fix)
+
+
+def dtype_name(value: Array) -> str | None:
+    """The element type that the host used, e.g. bfloat16; None for Python numbers."""
+    if isinstance(value, (list, tuple)):
+        return dtype_name(value[0]) if value else None
+    dtype = getattr(value, "dtype", None)
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def is_list_of_arrays(value: Array) -> bool:
+    """Whether `value` is one array per sample, rather than one array."""
+    return isinstance(value, (list, tuple)) and _is_nested(value)
+
+
+def _is_nested(value: Sequence[Any]) -> bool:
+    if not value:
+        return False
+    first = value[0]
+    return getattr(first, "ndim", 1 if hasattr(first, "__len__") else 0) > 0
+
+
+def write_parts(parts: Sequence[Array], dtype: DType, out: memoryview, *, field: str) -> None:
+    """Concatenate `parts` of any dialects into `out`, the bytes of a little-endian `dtype`."""
+    known = [recognise(part, field=field) for part in parts]
+    if all(dialect is known[0][0] for dialect, _ in known):
+        known[0][0].write([part for _, part in known], dtype, out, field=field)
+        return
+    item, at = array(CODES[dtype]).itemsize, 0
+    for dialect, part in known:
+        size = _size(part) * item
+        if size:
+            dialect.write([part], dtype, out[at : at + size], field=field)
+        at += size
+
+
+def _size(part: Array) -> int:
+    return len(part.reshape(-1)) if hasattr(part, "reshape") else len(part)
+
+
+def _refuse_fractions(field: str, dtype: DType, *, fractional: bool, name: str) -> None:
+    """Casting NaN or 0.5 to an integer would invent a value."""
+    if fractional and dtype in ("I32", "I64"):
+        raise WireError(field, f"dtype {name}", "pass integers")

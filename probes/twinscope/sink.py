@@ -1,0 +1,38 @@
+"""Where posts go: the seam between the sending thread and HTTP (or a test)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from twinscope.items import Post
+
+# accepted: done. rejected: never will be. busy: later, as told. failed: an error over there.
+# unreachable: no answer. broken: an error in here.
+Outcome = Literal["accepted", "rejected", "busy", "failed", "unreachable", "broken"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of one post."""
+
+    outcome: Outcome
+    status: int | None = None  # HTTP status; None: no answer
+    detail: str = ""
+    retry_after_s: float | None = None  # as the service asked; None: it did not
+
+
+class Sink(Protocol):
+    """Takes posts, one at a time, on the sending thread. Returns; raises only when broken."""
+
+    def send(self, post: Post) -> Answer:
+        """Deliver one post. Its pieces are valid until this returns."""
+        ...
+
+    def abort(self) -> None:
+        """Make a `send` that another thread is waiting in return soon."""
+        ...
+
+    def forget_after_fork(self) -> None:
+        """In the child: connections belong to the parent."""
+        ...
