@@ -52,6 +52,6 @@ def engine_environment() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory, engine_environment: None) -> Path:
     """Folder of a random tiny Llama with tokenizer."""
-    from tiny_model import make_tiny_llama
+    from tiny_llama import make_tiny_llama
 
     return make_tiny_llama(tmp_path_factory.mktemp("tiny"))

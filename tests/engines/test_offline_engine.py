@@ -38,7 +38,7 @@ def engine(tiny_llama: Path) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def policy(tiny_llama: Path) -> Any:
     """The trainer's copy of the same weights."""
-    from trainer import load_model
+    from transformers_scoring import load_model
 
     return load_model(tiny_llama)
 
@@ -82,7 +82,7 @@ def test_untouched_pair_is_ok_and_its_numbers_are_exact(
     engine: Any, policy: Any, service: ServiceProcess
 ) -> None:
     """n=2, ragged by stop tokens, joined by content: the service shows what float64 gives."""
-    from trainer import score
+    from transformers_scoring import score
     from twin import send_step
 
     rollout = _sample(engine, _sampling())
@@ -104,7 +104,7 @@ def test_temperature_that_the_trainer_forgot_is_inconsistent(
     engine: Any, policy: Any, service: ServiceProcess
 ) -> None:
     """T=0.7 on the engine, none in the trainer; restoring it makes the same samples agree."""
-    from trainer import score
+    from transformers_scoring import score
     from twin import send_step
 
     rollout = _sample(engine, _sampling(temperature=0.7))
@@ -125,7 +125,7 @@ def test_prefix_cache_hits_are_recorded_and_harmless(
     engine: Any, policy: Any, service: ServiceProcess
 ) -> None:
     """The second time the shared prefix comes from the cache: counted per sample, still exact."""
-    from trainer import score
+    from transformers_scoring import score
     from twin import send_step
 
     _sample(engine, _sampling(n=1, max_tokens=1))

@@ -65,7 +65,7 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="module")
 def policy(tiny_llama: Path) -> Any:
     """The trainer's copy of the same weights."""
-    from trainer import load_model
+    from transformers_scoring import load_model
 
     return load_model(tiny_llama)
 
@@ -86,7 +86,7 @@ def test_served_completions_are_ok_and_exact(
     server: Server, policy: Any, service: ServiceProcess
 ) -> None:
     """One request, sixteen prompts, n=2, a stop string: JSON loses no bit that is needed."""
-    from trainer import score
+    from transformers_scoring import score
     from twin import send_step
 
     body = _body(stop=["t77"])
@@ -108,7 +108,7 @@ def test_raw_logprobs_against_a_tempered_trainer_are_inconsistent(
     server: Server, policy: Any, service: ServiceProcess
 ) -> None:
     """The default mode ignores T: a trainer that restores T=0.7 compares two densities."""
-    from trainer import score
+    from transformers_scoring import score
     from twin import send_step
 
     body = _body(temperature=0.7)
@@ -127,7 +127,7 @@ def test_chat_answers_and_token_strings_join_the_same_trainer(
     server: Server, policy: Any, service: ServiceProcess
 ) -> None:
     """Sixteen chats, one answer each with two choices, read as one batch: same exact numbers."""
-    from trainer import score
+    from transformers_scoring import score
     from twin import send_step
 
     body = {"n": 2, "max_tokens": 64, "logprobs": True, "return_token_ids": True}

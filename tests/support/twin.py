@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service_process import ServiceProcess
-from trainer import Scores
+from transformers_scoring import Scores
 
 from twinscope import Probe
 
@@ -26,16 +26,7 @@ def send_step(
     engine_side, trainer_side = Probe(service.url, run), Probe(service.url, run)
     try:
         assert engine_side.rollout(**rollout)
-        assert trainer_side.train(
-            step=step,
-            logprobs=train.logprobs,
-            token_ids=train.token_ids,
-            mask=train.mask,
-            prompt_ids=train.prompt_ids,
-            prompt_mask=train.prompt_mask,
-            entropy=train.entropy,
-            fingerprint=fingerprint,
-        )
+        assert trainer_side.train(step=step, **train.fields(), fingerprint=fingerprint)
         assert engine_side.flush(FLUSH_SECONDS)
         trainer_side.close_step(step)
         assert trainer_side.flush(FLUSH_SECONDS)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from prompts import QUESTIONS, RULES
+
 VOCABULARY = 512
 EOS = 1
 MAX_POSITIONS = 512
@@ -55,11 +57,13 @@ def _fill(name: str, weight) -> None:  # type: ignore[no-untyped-def]
 
 
 def _make_tokenizer():  # type: ignore[no-untyped-def]
-    """One word per id: t0 (begin), t1 (end), t2 ... t511; words split at spaces."""
+    """One word per id: t0 (begin), t1 (end), t2 (unknown), t3 ..., then the examples' words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {f"t{i}": i for i in range(VOCABULARY)}
+    words = sorted(set(" ".join([RULES, *QUESTIONS]).split()))
+    plain = [f"t{i}" for i in range(VOCABULARY - len(words))]
+    vocabulary = {word: i for i, word in enumerate(plain + words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t2"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(

@@ -1,13 +1,20 @@
-"""The trainer's side: the same tokens, scored again by transformers in a trainer's own layout."""
+"""The trainer's side: the same tokens, scored again by transformers in a trainer's own layout.
+
+Prompts are padded on the left, responses on the right, samples run in micro-batches. The examples
+and the engine tests use it where a real run has its trainer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+
+from twinscope.hosts.vllm import read_model
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,10 @@ class Scores:
     logprobs: torch.Tensor  # float32 [S,T] nats, p; meaningless where mask is 0
     entropy: torch.Tensor  # float32 [S,T] nats
 
+    def fields(self) -> dict[str, torch.Tensor]:
+        """The arguments of `probe.train` that these tensors are."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
     def rows(self) -> list[list[float]]:
         """p per sample, without padding."""
         pairs = zip(self.logprobs, self.mask.bool(), strict=True)
@@ -31,6 +42,18 @@ def load_model(folder: Path) -> torch.nn.Module:
     """The checkpoint in bfloat16, in evaluation mode."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     return model.eval()
+
+
+def fingerprint(model: Any) -> dict[str, Any]:
+    """What the trainer can say of itself, for `probe.train(fingerprint=...)`."""
+    found = {
+        "name": "transformers",
+        "version": transformers.__version__,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention_backend": model.config._attn_implementation,
+        **read_model(model.config),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @torch.no_grad()
