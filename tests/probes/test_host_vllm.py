@@ -99,17 +99,19 @@ def test_unfinished_request_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spans", "version"),
-    [(_spans("12"), [12]), (_spans("12", "12"), [12]), (_spans("12", "13"), None),
-     (_spans("default"), None), ([], None), (None, None)],
+    ("spans", "version", "changes"),
+    [(_spans("12"), [12], None), (_spans("12", "13"), [12], [(0, 1, 13)]),
+     (_spans("default"), None, None), (_spans("12", "default"), None, None), ([], None, None),
+     (None, None, None)],
 )  # fmt: skip
-def test_weight_version_is_taken_only_where_it_is_one_number(spans: Any, version: Any) -> None:
-    """A mixed or unnamed version is unknown, not zero."""
+def test_weight_versions_are_numbers_or_unknown(spans: Any, version: Any, changes: Any) -> None:
+    """A change inside a sample is a span; an unnamed version is unknown, not zero."""
     completion = Completion([1, 2], Flat([0, 1], [1, 2], [-1.0, -1.0]), weight_versions=spans)
 
     found = read_request_outputs([Request([completion])])
 
     assert found.get("version") == version
+    assert found.get("version_spans") == changes
 
 
 def test_unknown_prompt_or_cache_of_one_sample_leaves_the_column_out() -> None:

@@ -44,7 +44,7 @@ def read_request_outputs(
         "token_ids": [list(completion.token_ids) for _, completion, _ in pairs],
         "prompt_ids": _known([request.prompt_token_ids for request, _, _ in pairs], list),
         "cached_tokens": _known([_cached(request) for request, _, _ in pairs], int),
-        "version": _known([_version(completion) for _, completion, _ in pairs], int),
+        **_read_versions([completion for _, completion, _ in pairs]),
         "sampling": None if sampling is None else read_sampling(sampling),
         "fingerprint": None if engine is None else read_engine(engine),
     }
@@ -117,15 +117,25 @@ def _cached(request: Any) -> int | None:
     return None if cached is None or cached < 0 else cached
 
 
-def _version(completion: Any) -> int | None:
-    """The weight version all tokens of the sample were drawn with; None if unknown or mixed.
+def _read_versions(completions: Sequence[Any]) -> dict[str, Any]:
+    """`version` (of each sample's first token) and `version_spans` (where it changes later).
 
-    vLLM's versions are strings, "default" until a trainer sets one.
+    vLLM's versions are strings, "default" until a trainer sets one: known only if all are numbers.
     """
+    spans = [_numbered_spans(completion) for completion in completions]
+    if not spans or not all(spans):
+        return {}
+    changes = [(s, start, version) for s, parts in enumerate(spans) for start, version in parts[1:]]
+    return {"version": [parts[0][1] for parts in spans], "version_spans": changes or None}
+
+
+def _numbered_spans(completion: Any) -> list[tuple[int, int]]:
+    """(first token, version) of each span; empty if one of them is not a number."""
     spans = getattr(completion, "weight_versions", None) or ()
-    names = {str(span.version) for span in spans}
-    name = names.pop() if len(names) == 1 else ""
-    return int(name) if name.isascii() and name.isdigit() else None
+    names = [str(span.version) for span in spans]
+    if not all(name.isascii() and name.isdigit() for name in names):
+        return []
+    return [(span.start, int(name)) for span, name in zip(spans, names, strict=True)]
 
 
 def _known(values: list[Any], convert: Any) -> list[Any] | None:
