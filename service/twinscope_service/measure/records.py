@@ -147,7 +147,7 @@ EXTREMES: tuple[str, ...] = ("abs", "d", "minus_d", "minus_q", "minus_p", "prob_
 EXTREME: dict[str, int] = {name: i for i, name in enumerate(EXTREMES)}
 
 # ---- profiles: [buckets, len(PROFILE_COLUMNS)] additive sums
-PROFILE_COLUMNS: tuple[str, ...] = ("n", "d_raw", "abs_raw", "d", "abs", "d2", "k3", "rho_m1", "lr", "lr2")
+PROFILE_COLUMNS: tuple[str, ...] = ("n", "d", "abs", "d2", "k3", "rho_m1", "lr", "lr2")
 # name -> number of buckets. position: bit length of t, the index in the live span; from_end: distance
 # to its last token, same buckets; first/last: exact positions 0..7 / distance 0..7; q: floor(-q*2)
 # capped; length: bit length of the span's length; relative: 16 t // length.
