@@ -28,7 +28,7 @@ FAMILY_OF: dict[str, Family] = {cause: fam for fam, causes in FAMILIES.items() f
 
 @dataclass(frozen=True)
 class Cause:
-    """One ranked cause. `k3_after` is the k3 that would remain without it; None: cannot be computed.
+    """One ranked cause. `k3_after` is the k3 that would remain without it; None: unknown.
 
     `group` lists the ids that these data cannot tell apart (this one included; empty: it stands
     alone) and `separator` is the one field or test that would tell them apart.

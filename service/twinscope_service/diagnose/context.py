@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JoinCounts:
-    """What the join saw for this step, in samples unless the name says tokens. 0 means none seen."""
+    """What the join saw for this step, in samples. 0 means none seen."""
 
     rollout_samples: int = 0
     train_samples: int = 0
@@ -76,20 +76,20 @@ class Context:
         return merged if join is None else replace(merged, join=join)
 
     def with_batch(self, batch: Batch) -> Context:
-        """This context plus one batch's header and sample counts. Pure; order matters only for ties."""
-        objects: dict[str, Mapping[str, Any] | None] = {}
-        conflicts = dict(self.conflicts)
-        for name in ("sampling", "rollout", "train"):
-            objects[name], clashes = _merged(name, getattr(self, name), getattr(batch, name))
-            conflicts.update(clashes)
+        """This context plus one batch's header and sample counts; the first value wins a clash."""
+        sampling, clashes = _merged("sampling", self.sampling, batch.sampling)
+        rollout, more = _merged("rollout", self.rollout, batch.rollout)
+        train, most = _merged("train", self.train, batch.train)
         return replace(
             self,
             run=self.run or batch.run,
             step=self.step if self.step is not None else batch.step,
             expect=self.expect or batch.expect,
             join=_counted(self.join, batch),
-            conflicts=conflicts,
-            **objects,
+            sampling=sampling,
+            rollout=rollout,
+            train=train,
+            conflicts={**self.conflicts, **clashes, **more, **most},
         )
 
 

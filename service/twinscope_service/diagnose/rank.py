@@ -1,21 +1,65 @@
-"""Diagnosis: from a Summary and what is known around it to ranked causes, best first."""
+"""Diagnosis: from a Summary and what is known around it to ranked causes, best first.
+
+1. Every cause's function states its claim, or says nothing.
+2. A convincing claim hides those that it explains: a shifted array makes every later statistic
+   meaningless, a temperature raises the level that an unknown weight fault would raise.
+3. A claim that touches some samples only is set aside with them and the rest is diagnosed again,
+   so that two faults are both found; a loud part of the samples is diagnosed by itself.
+4. Strengths become calibrated confidences; what is left over is numerical noise.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from twinscope_service.diagnose.cause import Cause
+import numpy as np
+
+from twinscope_service.diagnose import alignment, format, numerics, sampling, weights
+from twinscope_service.diagnose.calibration import confidence, noise_confidence
+from twinscope_service.diagnose.cause import FAMILY_OF, Cause
+from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.context import Context, History
+from twinscope_service.diagnose.fixes import FIXES
+from twinscope_service.diagnose.mixture import loud_samples
+from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import MeasureOptions, Summary
+
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    *format.DIAGNOSTICS,
+    *alignment.DIAGNOSTICS,
+    *sampling.DIAGNOSTICS,
+    *weights.DIAGNOSTICS,
+    *numerics.DIAGNOSTICS,
+)
+
+# Lower tiers are looked at first; a convincing claim hides all claims of higher tiers ...
+TIER: dict[str, int] = {
+    "side_missing": 0, "nonfinite_values": 0, "missing_value_sentinel": 1, "bypass_mode": 1,
+    "mask_includes_non_response": 1, "token_shift": 2, "sample_permutation": 2, "retokenized": 2,
+    "temperature_on_logprobs": 3, "wrong_token_logprob": 3, "penalty_not_mirrored": 4,
+    "temperature_not_restored": 4, "truncation_not_mirrored": 4,
+    "padding_attended": 5, "position_offset": 5, "stale_prefix_cache": 5, "lora_not_applied": 5,
+    "mixed_weight_versions": 5, "boundary_token": 6, "train_mode_dropout": 6, "rope_mismatch": 7,
+    "update_lost_to_rounding": 8, "stale_weights": 8, "partial_weight_sync": 8,
+    "corrupt_weight_layout": 8, "moe_router_flips": 8, "quantized_rollout": 8,
+    "low_precision_logits": 8, "norm_or_precision_mismatch": 8,
+    "bf16_logprob_storage": 9, "sampling_not_as_reported": 9,
+}  # fmt: skip
+# ... but never these: they are true or false whatever else is wrong.
+INDEPENDENT = frozenset(
+    {"bf16_logprob_storage", "side_missing", "nonfinite_values", "bypass_mode", "retokenized"}
+)
+HIDES_ONLY_ITSELF = INDEPENDENT - {"bypass_mode"}
 
 
 @dataclass(frozen=True)
 class DiagnoseOptions:
     """`least_confidence`: causes below it are not reported; `most_causes`: length of the answer."""
 
-    least_confidence: float = 0.2
+    least_confidence: float = 0.1
     most_causes: int = 6
-    measure: MeasureOptions = MeasureOptions()
+    measure: MeasureOptions = field(default_factory=MeasureOptions)
 
 
 def diagnose(
@@ -26,4 +70,118 @@ def diagnose(
     options: DiagnoseOptions | None = None,
 ) -> tuple[Cause, ...]:
     """Ranked causes, best first; `numerical_noise` first when nothing is wrong. Pure."""
-    raise NotImplementedError("lands next: the records are published first")
+    options = options or DiagnoseOptions()
+    view = View(summary, context, history)
+    claims = find_claims(view)
+    causes = [_cause(view, claim, claims) for claim in claims]
+    causes.append(_noise(view, claims))
+    ranked = sorted(causes, key=lambda c: -c.confidence * _weight(c))
+    kept = [c for i, c in enumerate(ranked) if i == 0 or c.confidence >= options.least_confidence]
+    return tuple(kept[: options.most_causes])
+
+
+def find_claims(view: View, *, depth: int = 0) -> list[Claim]:
+    """The claims that stand, after hiding and after looking at parts of the samples."""
+    claims = visible(claim for check in DIAGNOSTICS if (claim := check(view)) is not None)
+    if depth >= 2:
+        return claims
+    partial = next((c for c in claims if c.touched is not None and c.strength >= 1.0), None)
+    if partial is not None:
+        return _with_rest(view, claims, partial, depth)
+    if all(c.kind in ("set", "declared") or c.strength < 1.0 for c in claims):
+        loud = loud_samples(view)
+        if loud is not None:
+            return _with_loud(view, claims, loud, depth)
+    return claims
+
+
+def visible(found: Iterable[Claim]) -> list[Claim]:
+    """Drop what a convincing claim of a lower tier explains."""
+    claims = sorted(found, key=lambda c: (TIER[c.cause], -c.strength))
+    kept: list[Claim] = []
+    for claim in claims:
+        if claim.cause in INDEPENDENT or not any(_hides(other, claim) for other in kept):
+            kept.append(claim)
+    return kept
+
+
+def _hides(strong: Claim, weak: Claim) -> bool:
+    """Does `strong` make `weak` meaningless or superfluous?"""
+    if strong.strength < 1.0 or strong.cause in HIDES_ONLY_ITSELF:
+        return False
+    return TIER[strong.cause] < TIER[weak.cause]
+
+
+def _with_rest(view: View, claims: list[Claim], partial: Claim, depth: int) -> list[Claim]:
+    """Set the touched samples aside and diagnose the others; name what is wrong in the touched."""
+    touched: Mask = partial.touched
+    rest = find_claims(view.narrowed(~touched), depth=depth + 1)
+    found = [partial, *(c for c in claims if c is not partial and c.cause in INDEPENDENT)]
+    if partial.cause == "mixed_weight_versions":
+        inner = find_claims(view.narrowed(touched), depth=depth + 1)
+        found += [_in_part(view, c, touched) for c in inner if c.strength >= 0.8]
+    known = {c.cause for c in found}
+    return found + [replace(c, touched=None) for c in rest if c.cause not in known]
+
+
+def _with_loud(view: View, claims: list[Claim], loud: Mask, depth: int) -> list[Claim]:
+    """A clearly louder part of the samples is diagnosed by itself, the rest by itself."""
+    inner = [c for c in find_claims(view.narrowed(loud), depth=depth + 1) if c.strength >= 1.0]
+    named = [_in_part(view, c, loud) for c in inner if c.kind != "set"]
+    if not named:
+        return claims
+    rest = find_claims(view.narrowed(~loud), depth=depth + 1)
+    known = {c.cause for c in named}
+    return named + [c for c in rest if c.cause not in known]
+
+
+def _in_part(view: View, claim: Claim, part: Mask) -> Claim:
+    """A claim about some samples, said of the whole view."""
+    share = float(view.column("n")[part].sum() / max(view.tokens, 1.0))
+    estimate = {**claim.estimate, "samples": int(part.sum()), "share": round(share, 4)}
+    others = view.narrowed(~part)
+    k3_after = others.k3 if others.tokens > 0 else None
+    evidence = f"in {int(part.sum())} of {view.samples} samples: {claim.evidence}"
+    return replace(claim, estimate=estimate, touched=part, evidence=evidence, k3_after=k3_after)
+
+
+def _cause(view: View, claim: Claim, claims: list[Claim]) -> Cause:
+    share = 1.0
+    if claim.touched is not None and len(claim.touched) == len(view.column("n")):
+        share = float(view.column("n")[claim.touched].sum() / max(view.tokens, 1.0))
+    return Cause(
+        cause=claim.cause,
+        family=FAMILY_OF[claim.cause],
+        confidence=round(confidence(claim, claims), 4),
+        evidence=claim.evidence,
+        fix=FIXES[claim.cause],
+        estimate=claim.estimate,
+        k3_after=claim.k3_after,
+        group=claim.group,
+        separator=claim.separator,
+        runbook=f"causes/{claim.cause}.md",
+        share=round(share, 4),
+    )
+
+
+def _noise(view: View, claims: list[Claim]) -> Cause:
+    """What is left: nothing stands out of the healthy floor."""
+    counted = view.tokens > 0
+    level = (
+        f"k3 {view.k3:.3g} over {int(view.tokens)} tokens" if counted else "no token was counted"
+    )
+    z = np.array([view.rho_excess.z])
+    return Cause(
+        cause="numerical_noise",
+        family="none",
+        confidence=round(noise_confidence(claims) if counted else 0.05, 4),
+        evidence=f"{level}; E[ρ] is 1 within {abs(float(z[0])):.1f} standard errors",
+        fix=FIXES["numerical_noise"],
+        k3_after=view.k3 if counted else None,
+        runbook="causes/numerical_noise.md",
+    )
+
+
+def _weight(cause: Cause) -> float:
+    """Among equally sure causes, those that touch more samples come first."""
+    return 0.7 + 0.3 * cause.share

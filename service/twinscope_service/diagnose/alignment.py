@@ -1,0 +1,429 @@
+"""Alignment causes: the two numbers belong to different tokens, positions or contexts."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
+from twinscope_service.diagnose.view import Mask, View
+from twinscope_service.measure.records import F64, LAG_COLUMNS, LAGS
+
+Z_EVIDENCE = 5.0
+LAG_GAIN = 0.35  # a better lag leaves at most this share of mean |q − p|
+HEAD = 8  # tokens at a sample's head that are carried for matching
+
+
+# ---- shifts
+
+
+def token_shift(view: View) -> Claim | None:
+    """p belongs to a neighbouring token: a shifted array, or a label gathered off by one."""
+    shifted = _array_shift(view)
+    return shifted if shifted is not None else _label_shift(view)
+
+
+def _array_shift(view: View) -> Claim | None:
+    """Samples whose q fits p at another lag far better than at 0."""
+    best, known = view.attribute("best_lag")
+    at_best, _ = view.attribute("best_lag_abs")
+    at_zero, has_zero = view.attribute("lag0_abs")
+    usable = known & has_zero
+    moved = usable & (best != 0) & (at_best < LAG_GAIN * at_zero) & (at_zero > 0.5)
+    if moved.sum() < max(2, 0.02 * usable.sum()):
+        return None
+    lag, votes = _mode(best[moved])
+    moved_share = float(moved.sum() / usable.sum())
+    k3_after = _k3_at_lag(view, int(lag)) if moved_share > 0.9 else None
+    pad, pad_known = view.attribute("pad_left")
+    follows_pad = bool(
+        (moved & pad_known).sum() >= 2
+        and np.ptp(best[moved]) > 0
+        and np.all(np.abs(best) == np.abs(pad), where=moved & pad_known)
+    )
+    estimate: dict[str, Any] = {"samples": int(moved.sum()), "share": round(moved_share, 4)}
+    estimate["lag"] = "pad_left" if follows_pad else int(lag)
+    return Claim(
+        cause="token_shift",
+        kind="exact",
+        strength=min(1.0 + votes * moved.sum() / 4.0, 3.0),
+        evidence=(
+            f"in {int(moved.sum())} of {int(usable.sum())} samples q[t] fits p[t"
+            f"{'±pad_left' if follows_pad else f'{int(lag):+d}'}]: mean |q − p| falls from "
+            f"{at_zero[moved].mean():.2f} to {at_best[moved].mean():.3f}"
+        ),
+        estimate=estimate,
+        k3_after=k3_after,
+        touched=None if moved_share > 0.9 else moved,
+    )
+
+
+def _mode(values: F64) -> tuple[float, float]:
+    """Most frequent value and its share."""
+    found, counts = np.unique(values, return_counts=True)
+    return float(found[counts.argmax()]), float(counts.max() / len(values))
+
+
+def _k3_at_lag(view: View, lag: int) -> float | None:
+    """k3 of q[t] against p[t + lag], from the lag table of the whole summary."""
+    if not view.whole or lag not in LAGS:
+        return None
+    row = view.summary.lags[LAGS.index(lag)]
+    n = row[LAG_COLUMNS.index("n")]
+    return float(row[LAG_COLUMNS.index("k3")] / n) if n > 0 else None
+
+
+def _label_shift(view: View) -> Claim | None:
+    """p far below q and unrelated to it at every lag: a neighbour's logits scored this token."""
+    unrelated = _unrelated(view)
+    if unrelated is None:
+        return None
+    offset, r = _label_offset(view)
+    share = float(unrelated.sum() / max(view.samples, 1))
+    return Claim(
+        cause="token_shift",
+        kind="tested",
+        strength=min(1.0 + share, 2.0),
+        evidence=(
+            f"p is {-view.mean('d'):.1f} nats below q and unrelated to it (r = "
+            f"{view.correlation:.2f}) in {share:.0%} of the samples; no lag of the array repairs "
+            f"it, so the label (or the logits row) is off by one position"
+        ),
+        estimate={"lag": offset, "kind": "label", "correlation_at_lag": round(r, 3)},
+        k3_after=view.floor if share > 0.9 else None,
+        touched=None if share > 0.9 else unrelated,
+    )
+
+
+def _unrelated(view: View) -> Mask | None:
+    """Samples with r < 0.4 and mean Δ < −3, when there are enough of them; else None."""
+    n = np.maximum(view.column("n"), 1.0)
+    off = (view.sample_correlation < 0.4) & (view.column("d") / n < -3.0) & (n >= 8)
+    return off if off.sum() >= max(3, 0.05 * view.samples) else None
+
+
+def _label_offset(view: View) -> tuple[int, float]:
+    """+1 or −1: which neighbour's label was gathered.
+
+    log π(x[t+1] | x[<t]) still resembles q[t+1] (one token of context less), so a correlation at
+    lag −1 says +1. log π(x[t−1] | x[<t]), a token just seen, resembles nothing: −1.
+    """
+    if not view.whole:
+        return 1, 0.0
+    r = {lag: _lag_correlation(view, lag) for lag in (-1, 1)}
+    if r[-1] > 0.1 and r[-1] >= r[1]:
+        return 1, r[-1]
+    return -1, r[-1]
+
+
+def _lag_correlation(view: View, lag: int) -> float:
+    row = dict(zip(LAG_COLUMNS, view.summary.lags[LAGS.index(lag)], strict=True))
+    n = max(row["n"], 1.0)
+    q, p = row["q"] / n, row["p"] / n
+    var = (row["qq"] / n - q * q) * (row["pp"] / n - p * p)
+    return float((row["qp"] / n - q * p) / sqrt(var)) if var > 1e-18 else 0.0
+
+
+def sample_permutation(view: View) -> Claim | None:
+    """p of one sample was paired with q of another: heads match across samples, not within."""
+    q, p, known = _heads(view)
+    if known.sum() < 4:
+        return None
+    own = np.abs(q - p).mean(axis=1)
+    suspects = known & (own > 1.0)
+    if suspects.sum() < max(2, 0.04 * known.sum()):
+        return None
+    matched = _matched_elsewhere(q, p, own, known, suspects)
+    share_matched = float(matched.sum() / suspects.sum())
+    if matched.sum() < 2 or share_matched < 0.3:
+        return None
+    touched = suspects
+    share = float(touched.sum() / known.sum())
+    return Claim(
+        cause="sample_permutation",
+        kind="exact",
+        strength=min(0.8 + matched.sum() / 6.0, 3.0),
+        evidence=(
+            f"{int(suspects.sum())} of {int(known.sum())} samples disagree from the first tokens; "
+            f"for {share_matched:.0%} of those looked up, another sample's p fits their q"
+        ),
+        estimate={"samples": int(suspects.sum()), "share": round(share, 4)},
+        k3_after=_k3_of_others(view, touched),
+        touched=None if share > 0.9 else touched,
+    )
+
+
+def _heads(view: View) -> tuple[F64, F64, Mask]:
+    """[S, HEAD] q and p of the first counted tokens, and the samples that have all of them."""
+    q = np.stack([view.attribute(f"head_q{i}")[0] for i in range(HEAD)], axis=1)
+    p = np.stack([view.attribute(f"head_p{i}")[0] for i in range(HEAD)], axis=1)
+    return q, p, view.attribute(f"head_q{HEAD - 1}")[1]
+
+
+def _matched_elsewhere(q: F64, p: F64, own: F64, known: Mask, suspects: Mask) -> Mask:
+    """Suspects (at most 64 are looked up) whose head q fits some other sample's head p."""
+    asked = np.flatnonzero(suspects)[:64]
+    candidates = np.flatnonzero(known)
+    matched = np.zeros(len(own), bool)
+    for s in asked:
+        distance = np.abs(p[candidates] - q[s]).mean(axis=1)
+        distance[candidates == s] = np.inf
+        matched[s] = distance.min() < 0.2 * own[s]
+    if len(asked) < suspects.sum():  # the others are judged by the share found among those asked
+        matched[np.flatnonzero(suspects)[64:]] = matched[asked].mean() > 0.5
+    return matched
+
+
+def _k3_of_others(view: View, touched: Mask) -> float | None:
+    """k3 of the samples outside `touched`; None when there are none."""
+    n = view.column("n")[~touched].sum()
+    return float(view.column("k3")[~touched].sum() / n) if n > 0 else None
+
+
+# ---- padding and positions
+
+
+def padding_attended(view: View) -> Claim | None:
+    """Samples with more left padding are worse, from their first token on: pads are attended."""
+    return _by_padding(view, "padding_attended")
+
+
+def position_offset(view: View) -> Claim | None:
+    """Samples with more left padding are worse after a clean first token: a position gap."""
+    return _by_padding(view, "position_offset")
+
+
+def _by_padding(view: View, cause: str) -> Claim | None:
+    pad, known = view.attribute("pad_left")
+    known = known & (view.column("n") > 0)
+    if known.sum() < 8 or np.ptp(pad[known]) == 0:
+        return None
+    level = view.noise_level
+    rho = spearman(pad[known], level[known])
+    z = rho * sqrt(known.sum() - 1)
+    some = known & (pad > 0)
+    none = known & (pad == 0)
+    if z < 3.0 or rho < 0.4:
+        return None
+    first_clean = _first_token_is_clean(view, some)
+    mine = first_clean == (cause == "position_offset")
+    k3_none = _k3_of(view, none)
+    words = "its first token is clean" if first_clean else "its first token is off as well"
+    contrast = "" if k3_none is None else f"; k3 {k3_none:.2g} without padding"
+    return Claim(
+        cause=cause,
+        kind="tested",
+        strength=min(z / Z_EVIDENCE, 3.0, rho / 0.5) * (1.0 if mine else 0.4),
+        evidence=(
+            f"disagreement follows the sample's left padding (rank correlation {rho:.2f}, z "
+            f"{z:.1f}{contrast}); {words}"
+        ),
+        estimate={"rank_correlation": round(rho, 3), "first_token_clean": first_clean},
+        k3_after=k3_none,
+        explains=1.0 if k3_none is None else explained(view, k3_none),
+    )
+
+
+def _first_token_is_clean(view: View, some: Mask) -> bool:
+    """Is Δ at t = 0 much smaller than at t = 1..7, in padded samples?
+
+    The last prompt position predicts the first token: a gap between prompt and response starts
+    after it, attended padding before it.
+    """
+    q, p, known = _heads(view)
+    rows = some & known
+    if rows.sum() < 4:
+        return False
+    r = np.abs(q - p)[rows] / np.maximum(-np.expm1(q[rows]), 0.02)
+    return bool(np.median(r[:, 0]) < 0.5 * np.median(r[:, 1:]))
+
+
+def _k3_of(view: View, rows: Mask) -> float | None:
+    n = view.column("n")[rows].sum()
+    return float(view.column("k3")[rows].sum() / n) if n > 100 else None
+
+
+def spearman(x: F64, y: F64) -> float:
+    """Rank correlation, average ranks for ties."""
+    a, b = _ranks(x), _ranks(y)
+    a, b = a - a.mean(), b - b.mean()
+    scale = sqrt(float(a @ a) * float(b @ b))
+    return float(a @ b) / scale if scale > 0 else 0.0
+
+
+def _ranks(x: F64) -> F64:
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: F64 = ((ends - counts + ends - 1) / 2.0)[inverse]
+    return ranks
+
+
+# ---- tokens that do not belong, and edges
+
+
+def mask_includes_non_response(view: View) -> Claim | None:
+    """Runs of tokens that nobody sampled (tool output, prompt) are counted."""
+    filled = _filled_runs(view)
+    return filled if filled is not None else _burst_runs(view)
+
+
+def _filled_runs(view: View) -> Claim | None:
+    """Runs with one constant q whose p is far less likely than that of sampled tokens."""
+    n = view.total("fill_q")
+    if n < 8 or view.total("fill_q_far") < 0.2 * n:
+        return None
+    inside = view.total("fill_q_p") / n
+    outside = (view.total("p") - view.total("fill_q_p")) / max(view.tokens - n, 1.0)
+    runs = view.total("fill_q_pair") / n
+    unlikely = inside / min(outside, -1e-6)
+    strength = min(runs / 0.5, unlikely / 1.5, 3.0)
+    if strength < 1.0:
+        return None
+    return Claim(
+        cause="mask_includes_non_response",
+        kind="exact",
+        strength=strength,
+        evidence=(
+            f"{int(n)} tokens in runs carry a constant q while the trainer finds them "
+            f"{unlikely:.1f} times as surprising ({-inside:.1f} nats) as the sampled ones"
+        ),
+        estimate={"tokens": int(n), "share": round(n / view.tokens, 4)},
+        k3_after=None,
+    )
+
+
+def _burst_runs(view: View) -> Claim | None:
+    """Large disagreements in runs inside otherwise healthy samples that recover afterwards."""
+    big = view.total("big")
+    if big < 16 or view.correlation > 0.999:
+        return None
+    together = view.total("big_pair") / big
+    share = big / view.tokens
+    inside = view.column("big") > 0
+    ends_clean = _last_tokens_clean(view)
+    if together < 0.5 or share > 0.4 or inside.sum() < 2 or not ends_clean:
+        return None
+    return Claim(
+        cause="mask_includes_non_response",
+        kind="tested",
+        strength=min(together / 0.5, 2.0),
+        evidence=(
+            f"{int(big)} tokens ({share:.1%}) differ by more than 2 nats, {together:.0%} of them "
+            f"next to another such token, in {int(inside.sum())} samples that agree elsewhere"
+        ),
+        estimate={"tokens": int(big), "share": round(share, 4)},
+        k3_after=None,
+    )
+
+
+def _last_tokens_clean(view: View) -> bool:
+    """The last 4 tokens of samples are no worse than ten times the typical |Δ| of quiet tokens."""
+    if not view.whole:
+        return True
+    n, d2 = view.profile("last", "n")[:4].sum(), view.profile("last", "d2")[:4].sum()
+    return bool(n > 0 and d2 / n < 0.3 * view.mean("d2"))
+
+
+def boundary_token(view: View) -> Claim | None:
+    """Only the first or the last token of the samples disagrees (BOS, EOS, prompt boundary)."""
+    if not view.whole or view.tokens < 200:
+        return None
+    found = [c for c in (_edge(view, "first"), _edge(view, "last")) if c is not None]
+    return max(found, key=lambda c: c.strength) if found else None
+
+
+def _edge(view: View, name: str) -> Claim | None:
+    """k3 and level of the outermost token against the rest of the samples."""
+    n, k3 = view.profile(name, "n"), view.profile(name, "k3")
+    lr, lr2 = view.profile(name, "lr"), view.profile(name, "lr2")
+    if n[0] < 8:
+        return None
+    others_n = view.tokens - n[0]
+    others_k3 = (view.total("k3") - k3[0]) / max(others_n, 1.0)
+    k3_share = k3[0] / max(view.total("k3"), 1e-300)
+    spread = max(lr2[0] / n[0] - (lr[0] / n[0]) ** 2, 0.05)
+    typical = (view.total("lr") - lr[0]) / max(others_n, 1.0)
+    z = (lr[0] / n[0] - typical) / sqrt(spread / n[0])
+    next_k3 = k3[1:4].sum() / max(n[1:4].sum(), 1.0)
+    alone = next_k3 < 0.25 * k3[0] / n[0]
+    token_share = n[0] / view.tokens
+    strength = min(z / Z_EVIDENCE, k3_share / max(0.25, 8 * token_share), 3.0)
+    if strength < 0.8 or not alone or k3[0] / n[0] < 0.02:
+        return None
+    return Claim(
+        cause="boundary_token",
+        kind="tested",
+        strength=strength,
+        evidence=(
+            f"the {name} token of the samples carries {k3_share:.0%} of the k3 with "
+            f"{token_share:.1%} of the tokens (z {z:.1f}); its neighbours are as quiet as the rest"
+        ),
+        estimate={"position": name, "k3_at_position": round(float(k3[0] / n[0]), 4)},
+        k3_after=float(others_k3),
+        explains=explained(view, float(others_k3)),
+    )
+
+
+def retokenized(view: View) -> Claim | None:
+    """The two sides scored different token ids: seen by the join, or a tail that never recovers."""
+    join = view.context.join
+    if join.retokenized > 0:
+        total = max(join.joined + join.retokenized, 1)
+        where = "" if join.first_difference is None else f", first at token {join.first_difference}"
+        return Claim(
+            cause="retokenized",
+            kind="exact",
+            strength=3.0,
+            evidence=f"token ids differ in {join.retokenized} of {total} samples{where}",
+            estimate={
+                "samples": join.retokenized,
+                "share": round(join.retokenized / total, 4),
+                "first_difference": join.first_difference,
+            },
+            k3_after=view.k3 if view.tokens > 0 else None,
+        )
+    return _bad_tails(view)
+
+
+def _bad_tails(view: View) -> Claim | None:
+    """Without ids: some samples disagree from some token to their end, the others not at all."""
+    first, some = view.attribute("first_big")
+    length = view.column("length")
+    after = np.maximum(length - first, 1.0)
+    density = np.where(some, view.column("big") / after, 0.0)
+    tails = some & (density > 0.2) & (after >= 8) & (first >= 4) & (view.column("big") >= 5)
+    quiet = ~some
+    if tails.sum() < 2 or quiet.sum() < 0.2 * view.samples:
+        return None
+    r = view.sample_correlation
+    strength = min(float(tails.sum()) / 3.0, 2.0) * (0.6 if r[tails].mean() > 0.95 else 1.0)
+    return Claim(
+        cause="retokenized",
+        kind="tested",
+        strength=strength,
+        evidence=(
+            f"{int(tails.sum())} samples agree up to a token (median position "
+            f"{np.median(first[tails]):.0f}) and disagree from there to their end"
+        ),
+        estimate={
+            "samples": int(tails.sum()),
+            "share": round(float(tails.sum() / max(view.samples, 1)), 4),
+        },
+        k3_after=_k3_of_others(view, tails),
+        touched=tails,
+        group=("retokenized", "mixed_weight_versions"),
+        separator="token ids of both sides",
+    )
+
+
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    token_shift,
+    sample_permutation,
+    padding_attended,
+    position_offset,
+    mask_includes_non_response,
+    boundary_token,
+    retokenized,
+)

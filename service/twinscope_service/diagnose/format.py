@@ -1,0 +1,228 @@
+"""Format causes: values that are not log-probs of the sampled token, or not there at all."""
+
+from __future__ import annotations
+
+from twinscope_service.diagnose.claim import Claim, Diagnostic
+from twinscope_service.diagnose.view import Mask, View
+
+GRID_SHARE = (
+    0.99  # share of values on a coarse grid that chance cannot give (chance: 2^-9 and less)
+)
+GRID_TOKENS = 20
+
+
+def side_missing(view: View) -> Claim | None:
+    """One side sent nothing for this step, or for much of it."""
+    join = view.context.join
+    counts = {"rollout": join.rollout_samples, "train": join.train_samples}
+    most = max(counts.values())
+    if most == 0:
+        return None
+    side = min(counts, key=lambda name: counts[name])
+    missing = 1.0 - counts[side] / most
+    waiting = max(join.waiting_rollout, join.waiting_train) / most
+    share = max(missing, waiting if view.tokens == 0 else 0.0)
+    if share < 0.02:
+        return None
+    return Claim(
+        cause="side_missing",
+        kind="exact",
+        strength=3.0 if share > 0.2 else 1.2,
+        evidence=(
+            f"{counts['rollout']} rollout and {counts['train']} train samples came: "
+            f"{share:.0%} of the step has no {side} side"
+        ),
+        estimate={"side": side, "share": round(share, 4)},
+    )
+
+
+def nonfinite_values(view: View) -> Claim | None:
+    """NaN or infinite log-probs: excluded from every mean, and never to be turned into 0."""
+    count = view.coverage("nonfinite")
+    unmasked = view.coverage("received") - view.coverage("masked_out")
+    if count == 0 or not view.whole:
+        return None
+    return Claim(
+        cause="nonfinite_values",
+        kind="exact",
+        strength=3.0,
+        evidence=f"{count} of {unmasked} tokens have a NaN or infinite log-prob on a side",
+        estimate={"tokens": count, "share": round(count / max(unmasked, 1), 6)},
+        k3_after=view.k3 if view.tokens > 0 else None,
+    )
+
+
+def missing_value_sentinel(view: View) -> Claim | None:
+    """A marker stands where a log-prob is missing: −9999, a positive number, 0.0 or −1.0."""
+    coded = view.coverage("sentinel") + view.coverage("positive") if view.whole else 0
+    unmasked = view.coverage("received") - view.coverage("masked_out")
+    if coded > max(1, 1e-4 * unmasked):
+        return Claim(
+            cause="missing_value_sentinel",
+            kind="exact",
+            strength=3.0,
+            evidence=(
+                f"{view.coverage('sentinel')} tokens are below −1000 nats and "
+                f"{view.coverage('positive')} above 0: markers, not log-probs"
+            ),
+            estimate={"tokens": coded, "share": round(coded / max(unmasked, 1), 6)},
+            k3_after=view.k3 if view.tokens > 0 else None,
+        )
+    fills = [c for c in (_fill(view, "q", "p"), _fill(view, "p", "q")) if c is not None]
+    return max(fills, key=lambda c: c.strength) if fills else None
+
+
+def _fill(view: View, side: str, other: str) -> Claim | None:
+    """Whole numbers, all the same, on `side`, where the other side disagrees."""
+    n = view.total(f"fill_{side}")
+    if n < 3:
+        return None
+    value = view.total(f"fill_{side}_v") / n
+    spread = view.total(f"fill_{side}_vv") / n - value * value
+    far = view.total(f"fill_{side}_far") / n
+    inside = view.total(f"fill_{side}_{other}") / n
+    differs = abs(inside - value) > 0.5
+    # 0 is what truncation to one token leaves, and its other side is then near 0 too
+    if spread > 1e-6 or not differs or (value == 0.0 and far < 0.03):
+        return None
+    outside = _other_mean(view, side, other, n)
+    nobody_sampled = inside < 1.5 * outside and view.total(f"fill_{side}_pair") > 0.5 * n
+    name = "rollout" if side == "q" else "train"
+    return Claim(
+        cause="missing_value_sentinel",
+        kind="exact",
+        strength=(0.9 if nobody_sampled else 1.0) * min(1.0 + n / 10.0, 3.0),
+        evidence=(
+            f"{int(n)} {name} log-probs are exactly {value:g} where the other side has "
+            f"{inside:.2f} on average ({outside:.2f} elsewhere)"
+        ),
+        estimate={
+            "value": value,
+            "side": name,
+            "tokens": int(n),
+            "share": round(n / view.tokens, 6),
+        },
+        k3_after=None,
+    )
+
+
+def _other_mean(view: View, side: str, other: str, n: float) -> float:
+    """Mean of the other side where `side` is no fill."""
+    rest = max(view.tokens - n, 1.0)
+    return (view.total(other) - view.total(f"fill_{side}_{other}")) / rest
+
+
+def wrong_token_logprob(view: View) -> Claim | None:
+    """One side returns another token's log-prob, mostly the likeliest one's.
+
+    Then that side is never below the other (argmax), equal where the sampled token was the
+    likeliest, and unrelated to it elsewhere: one-sided like a truncation but not bounded, and
+    with a poor correlation.
+    """
+    if view.tokens < 200 or view.total("fill_q") + view.total("fill_p") > 0.02 * view.tokens:
+        return None
+    above, below = view.mean("q_above"), view.mean("q_below")
+    one_sided = max(above, below) / max(above + below, 1e-9)
+    engine = above >= below
+    lost = -(view.rho_excess if engine else view.inverse_excess).z
+    strength = min(one_sided / 0.85, (1.0 - view.correlation) / 0.25, lost / 10.0, 3.0)
+    touched = None
+    if strength < 0.8 or view.mean("abs") < 0.3:
+        return None
+    side = "rollout" if engine else "train"
+    return Claim(
+        cause="wrong_token_logprob",
+        kind="tested",
+        strength=strength,
+        evidence=(
+            f"{one_sided:.0%} of the tokens that differ have the {side} value higher, by "
+            f"{view.mean('abs'):.2f} nats on average, and their correlation is "
+            f"{view.correlation:.2f}: "
+            f"the {side} side reports the likeliest token, not the sampled one"
+        ),
+        estimate={"side": side},
+        k3_after=view.floor,
+        touched=touched,
+    )
+
+
+def bf16_logprob_storage(view: View) -> Claim | None:
+    """Values on the bfloat16 or float16 grid: log-probs were stored or sent in half precision."""
+    n = view.total("grid_n")
+    if n < GRID_TOKENS:
+        return None
+    for grid in ("bf16", "fp16"):
+        claims = [c for s in ("q", "p") if (c := _on_grid(view, s, grid)) is not None]
+        if claims:
+            return max(claims, key=lambda c: c.strength)
+    return None
+
+
+def _on_grid(view: View, side: str, grid: str) -> Claim | None:
+    """All samples, or whole samples among others (some workers), on the grid."""
+    n, on = view.column("grid_n"), view.column(f"grid_{side}_{grid}")
+    share = float(on.sum() / n.sum())
+    whole = (n >= GRID_TOKENS) & (on > GRID_SHARE * n)
+    touched = share <= GRID_SHARE
+    if touched and (whole.sum() < 2 or on[whole].sum() < 100):
+        return None
+    name = "rollout" if side == "q" else "train"
+    return Claim(
+        cause="bf16_logprob_storage",
+        kind="exact",
+        strength=2.5,
+        evidence=(
+            f"{share:.1%} of the {int(n.sum())} {name} log-probs beyond −0.25 are exact "
+            f"{grid} values; chance gives 0.2 % at most"
+        ),
+        estimate={"side": name, "grid": grid, "share": round(share, 4)},
+        k3_after=max(view.k3 - grid_noise(view, grid), 0.0),
+        explains=0.0,
+        touched=whole if touched else None,
+    )
+
+
+def grid_noise(view: View, grid: str) -> float:
+    """k3 that rounding alone adds: half of E[(ulp(p))²/12], with ulp ≈ |p|·2^-7 (bf16), 2^-10."""
+    bits = 8 if grid == "bf16" else 11
+    return view.mean("pp") * 2.0 ** (-2 * bits) / 6.0
+
+
+def bypass_mode(view: View) -> Claim | None:
+    """Δ is exactly 0: one side's numbers were copied to the other, nothing was compared."""
+    n, zero = view.column("n"), view.column("zero_d")
+    copied: Mask = (n >= 8) & (zero > 0.99 * n)
+    share = float(n[copied].sum() / max(view.tokens, 1.0))
+    if copied.sum() < 2 or share < 0.05 or view.mean("q") > -1e-4:
+        return None
+    declared = _declared_bitwise(view)
+    return Claim(
+        cause="bypass_mode",
+        kind="exact",
+        strength=0.5 if declared else 3.0,
+        evidence=(
+            f"Δ is exactly 0 on every token of {int(copied.sum())} samples ({share:.0%} of the "
+            f"tokens); two independent computations do not agree to the last bit"
+        ),
+        estimate={"share": round(share, 4)},
+        k3_after=None,
+        explains=0.0,
+        group=("bypass_mode", "numerical_noise"),
+        separator="a fingerprint that says bitwise-aligned kernels (batch_invariant)",
+        touched=None if share > 0.9 else copied,
+    )
+
+
+def _declared_bitwise(view: View) -> bool:
+    prints = (view.context.rollout or {}, view.context.train or {})
+    return all(p.get("batch_invariant") or p.get("bitwise") for p in prints)
+
+
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    side_missing,
+    nonfinite_values,
+    missing_value_sentinel,
+    wrong_token_logprob,
+    bf16_logprob_storage,
+    bypass_mode,
+)

@@ -1,0 +1,37 @@
+"""How far a level of disagreement is from what healthy pairs of its class show."""
+
+from __future__ import annotations
+
+from math import log
+
+from twinscope_service.diagnose.view import View
+
+# k3 at which half of the pairs of a class are faulty: above every healthy trace we have of it,
+# below the reported faults (bands of docs/diagnosis.md, our synthesis).
+HALF_WAY = {"dense": 6e-3, "moe": 1.5e-2, "quantized": 2e-2, "hybrid": 6e-2}
+BASELINE_FACTOR = 3.0  # where the run has a healthy baseline: that many times its k3
+
+
+def model_class(view: View) -> str:
+    """dense, moe, quantized or hybrid, by the fingerprints; dense when they say nothing."""
+    rollout, train = view.context.rollout or {}, view.context.train or {}
+    if str(rollout.get("quantization") or "none").lower() not in ("none", "null", "false", ""):
+        return "quantized"
+    words = " ".join(str(p.get(k, "")) for p in (rollout, train) for k in ("model", "architecture"))
+    if any(p.get(k) for p in (rollout, train) for k in ("num_experts", "moe")):
+        return "moe"
+    lowered = words.lower()
+    if any(word in lowered for word in ("moe", "expert", "mixtral", "deepseek")):
+        return "moe"
+    return "hybrid" if any(w in lowered for w in ("mamba", "hybrid", "nemotron-h")) else "dense"
+
+
+def level_strength(view: View) -> float:
+    """0 at the healthy floor, 1 at the half-way level, in between by the logarithm; at most 3."""
+    if view.tokens < 100 or view.k3 <= 0.0:
+        return 0.0
+    half_way = HALF_WAY[model_class(view)]
+    if view.history is not None and view.history.baseline is not None:
+        half_way = max(BASELINE_FACTOR * view.floor, 1e-4)
+    floor = min(view.floor, half_way / 2.0)
+    return min(max(log(view.k3 / floor) / log(half_way / floor), 0.0), 3.0)

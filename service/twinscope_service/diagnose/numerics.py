@@ -1,0 +1,253 @@
+"""Numeric causes: the same weights and tokens, another arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from twinscope_service.diagnose.alignment import spearman
+from twinscope_service.diagnose.claim import Claim, Diagnostic
+from twinscope_service.diagnose.level import level_strength, model_class
+from twinscope_service.diagnose.view import Estimate, View
+
+Z_EVIDENCE = 5.0
+SLOPE = 0.06  # least growth of ln r per unit of ln(1 + t) that a rotary fault shows
+NOT_SEPARABLE = (
+    "norm_or_precision_mismatch",
+    "low_precision_logits",
+    "quantized_rollout",
+    "moe_router_flips",
+)
+
+
+def rope_mismatch(view: View) -> Claim | None:
+    """Disagreement grows with position inside the samples: rotary angles differ."""
+    slope = position_slope(view)
+    before = _baseline_slope(view)
+    excess = slope.value - before
+    strength = min(excess / SLOPE, excess / max(slope.se, 1e-9) / Z_EVIDENCE, 3.0)
+    prints = _differences(view, ("rope_theta", "rope_scaling", "rope_parameters"))
+    if prints and level_strength(view) > 0.3:
+        strength = max(strength, 1.5)
+    if strength < 0.6 or view.correlation < 0.5 or _quiet(view):
+        return None
+    return Claim(
+        cause="rope_mismatch",
+        kind="tested",
+        strength=strength,
+        evidence=(
+            f"normalised disagreement grows as position to the power {slope.value:.3f} ± "
+            f"{slope.se:.3f} inside the samples (z {slope.z:.1f})" + _stated(prints)
+        ),
+        estimate={
+            "exponent": round(slope.value, 4),
+            "standard_error": round(slope.se, 4),
+            **prints,
+        },
+        k3_after=view.floor,
+        explains=0.9,
+        group=() if prints else ("rope_mismatch", "quantized_rollout"),
+        separator="rope parameters and kv_cache_dtype of both fingerprints",
+    )
+
+
+def position_slope(view: View) -> Estimate:
+    """d ln r / d ln(1 + t) with a level per sample; clustered."""
+    n = np.maximum(view.column("n"), 1.0)
+    xx = view.column("xx") - view.column("x") ** 2 / n
+    xy = view.column("xlr") - view.column("x") * view.column("lr") / n
+    return view.ratio(xy, xx)
+
+
+def _baseline_slope(view: View) -> float:
+    history = view.history
+    if history is None or history.baseline is None:
+        return 0.0
+    return position_slope(View(history.baseline, view.context)).value
+
+
+def _quiet(view: View) -> bool:
+    """Below any level worth a word, whatever its shape."""
+    return view.k3 < 0.5 * view.floor
+
+
+def train_mode_dropout(view: View) -> Claim | None:
+    """Equal context and token, different p: the trainer's forward is not repeatable.
+
+    Samples of one prompt whose first response token is equal were scored in identical contexts;
+    the engine's q agrees to the last bit, so p should.
+    """
+    spread = first_token_spread(view)
+    if spread is None:
+        return None
+    p_spread, q_spread, groups = spread
+    level = level_strength(view)
+    typical = sqrt(max(view.mean("d2"), 0.0))
+    ratio = p_spread / max(typical, 1e-9)
+    strength = min(level, ratio / 0.25, groups / 3.0, 3.0)
+    if strength < 0.6 or p_spread < 5 * q_spread or p_spread < 0.02 or _padding_explains(view):
+        return None
+    return Claim(
+        cause="train_mode_dropout",
+        kind="tested",
+        strength=strength,
+        evidence=(
+            f"in {groups} groups of samples with equal prompt and equal first token p differs by "
+            f"{p_spread:.2f} nats (rms) and q by {q_spread:.2g}: the trainer's pass does not repeat"
+        ),
+        estimate={"p_spread": round(p_spread, 4), "q_spread": round(q_spread, 5), "groups": groups},
+        k3_after=view.floor,
+        explains=0.95,
+        separator="score 1 000 tokens twice in the trainer",
+    )
+
+
+def first_token_spread(view: View) -> tuple[float, float, int] | None:
+    """(rms spread of p, of q, groups) in groups of equal prompt and first token; None: none."""
+    hashes, known = view.attribute("first_hash")
+    q, has = view.attribute("head_q0")
+    p, _ = view.attribute("head_p0")
+    rows = np.flatnonzero(known & has)
+    if len(rows) < 2:
+        return None
+    _, inverse, counts = np.unique(hashes[rows], return_inverse=True, return_counts=True)
+    several = counts[inverse] > 1
+    free = int(several.sum() - (counts > 1).sum())
+    if free < 1:
+        return None
+
+    def spread(x: Any) -> float:
+        means = np.bincount(inverse, x) / counts
+        left = (x - means[inverse])[several]
+        return sqrt(float(left @ left) / free)
+
+    return spread(p[rows]), spread(q[rows]), int((counts > 1).sum())
+
+
+def _padding_explains(view: View) -> bool:
+    """Is the spread a matter of padding? Then attended pads, not dropout, make p differ."""
+    pad, known = view.attribute("pad_left")
+    if known.sum() < 8:
+        return False
+    return spearman(pad[known], view.noise_level[known]) > 0.5
+
+
+def moe_router_flips(view: View) -> Claim | None:
+    """Experts flip between the sides: a few tokens carry the mismatch, most are quiet."""
+    if model_class(view) != "moe":
+        return None
+    tail = sqrt(max(view.mean("d2"), 0.0)) / max(view.mean("abs"), 1e-12)
+    strength = min(level_strength(view), max((tail - 1.25) / 0.75, 0.0), 2.0)
+    if strength < 0.4:
+        return None
+    return Claim(
+        cause="moe_router_flips",
+        kind="declared",
+        strength=strength,
+        evidence=(
+            f"a mixture of experts with rms Δ {tail:.2f} times mean |Δ| (1.25 for Gaussian noise, "
+            f"1.5 for dense bf16): few tokens carry the mismatch"
+        ),
+        estimate={"rms_over_mean_abs": round(tail, 3)},
+        k3_after=view.floor,
+        explains=0.6,
+        separator="overlap of routed experts of both sides (router replay on and off)",
+    )
+
+
+def quantized_rollout(view: View) -> Claim | None:
+    """The engine runs quantised weights or KV cache and the trainer does not."""
+    prints = _differences(view, ("quantization", "kv_cache_dtype"))
+    return _declared(view, "quantized_rollout", prints)
+
+
+def low_precision_logits(view: View) -> Claim | None:
+    """The output head or the log-softmax runs in half precision on one side."""
+    prints = _differences(view, ("logits_dtype", "head_dtype"))
+    return _declared(view, "low_precision_logits", prints)
+
+
+def norm_or_precision_mismatch(view: View) -> Claim | None:
+    """Precision, norm epsilon or kernels differ: honest q, flat in position, no structure."""
+    keys = ("rms_norm_eps", "dtype", "attention_backend", "tp", "pp", "ep")
+    declared = _declared(view, "norm_or_precision_mismatch", _differences(view, keys))
+    if declared is not None:
+        return declared
+    level = level_strength(view)
+    if level < 0.6 or abs(view.rho_excess.z) > Z_EVIDENCE or view.correlation < 0.9:
+        return None
+    return Claim(
+        cause="norm_or_precision_mismatch",
+        kind="set",
+        strength=min(level, 1.6 - 0.6 * min(level, 2.6)) if level > 1 else level * 0.9,
+        evidence=(
+            f"k3 {view.k3:.3g} is {view.k3 / view.floor:.1f} times the healthy floor without any "
+            f"structure in position, padding, token or sample"
+        ),
+        estimate={"k3_over_floor": round(view.k3 / view.floor, 2)},
+        k3_after=view.floor,
+        group=NOT_SEPARABLE,
+        separator="the fingerprints of both sides; scoring the same tokens twice",
+    )
+
+
+def _declared(view: View, cause: str, prints: dict[str, Any]) -> Claim | None:
+    """A fingerprint difference explains a raised level; at the floor it is only a note."""
+    level = level_strength(view)
+    if not prints or level < 0.6:
+        return None
+    return Claim(
+        cause=cause,
+        kind="declared",
+        strength=min(level, 1.6),
+        evidence=f"k3 {view.k3:.3g} ({view.k3 / view.floor:.1f} times the floor)" + _stated(prints),
+        estimate=prints,
+        k3_after=view.floor,
+        explains=0.6,
+        separator="equal settings on both sides for one step",
+    )
+
+
+def _differences(view: View, keys: tuple[str, ...]) -> dict[str, Any]:
+    """Keys on which both fingerprints speak and disagree; or one names a quantisation."""
+    rollout, train = view.context.rollout or {}, view.context.train or {}
+    found: dict[str, Any] = {}
+    for key in keys:
+        a, b = rollout.get(key), train.get(key)
+        differ = a is not None and b is not None and _plain(a) != _plain(b)
+        alone = key == "quantization" and a not in (None, "none", "") and b is None
+        if differ or alone:
+            found[key] = {"rollout": a, "train": b}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Spellings of one setting compare equal."""
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    text = str(value).lower().removeprefix("torch.")
+    return {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16", "half": "float16"}.get(
+        text, text
+    )
+
+
+def _stated(prints: dict[str, Any]) -> str:
+    """The fingerprint differences as words, empty when there are none."""
+    said = [
+        f"{k} is {v['rollout']} in the engine and {v['train']} in the trainer"
+        for k, v in prints.items()
+    ]
+    return "; " + ", ".join(said) if said else ""
+
+
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    rope_mismatch,
+    train_mode_dropout,
+    moe_router_flips,
+    quantized_rollout,
+    low_precision_logits,
+    norm_or_precision_mismatch,
+)

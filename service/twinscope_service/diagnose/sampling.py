@@ -1,0 +1,350 @@
+"""Sampling causes: one side's number is not the density that the tokens were drawn from.
+
+Three identities need nothing but the pair (docs/diagnosis.md): E[ρ] = 1 if q is the sampled
+density, E[1/ρ] = 1 if p is, and E[ρ] = kept mass if the engine truncated and renormalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, isfinite, log, sqrt
+from typing import Any
+
+import numpy as np
+
+from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
+from twinscope_service.diagnose.view import Estimate, View
+from twinscope_service.measure.records import EXTREME, HIST_BASE
+
+Z_EVIDENCE = 5.0  # p = 6e-7: about 30 tests are made per diagnosis
+FIT = 0.6  # least |correlation| of q − p with (q + p)/2 under a temperature
+SEEN_SHARE = 0.2  # least share of Var Δ that "token occurred before" must explain for a penalty
+
+
+# ---- temperature
+
+
+@dataclass(frozen=True)
+class TemperatureFit:
+    """q read as p at another temperature; `ratio` = T(engine's q) / T(trainer's p)."""
+
+    ratio: float
+    se: float
+    fit: float  # |weighted correlation| of q − p and the midpoint
+    honest: str  # the side whose number is the sampled density: "rollout" or "train"
+
+
+def temperature_not_restored(view: View) -> Claim | None:
+    """q = βp − Λ(β): one side divides the logits by a temperature that the other does not."""
+    if view.tokens < 200 or view.correlation < 0.5:
+        return None
+    fit = fit_temperature(view)
+    if fit is None:
+        return None
+    exact = temperature_from_logsumexp(view)
+    ratio, k3_after = (fit.ratio, None) if exact is None else exact
+    away = abs(log(fit.ratio)) / max(fit.se / fit.ratio, 1e-9)
+    strength = min(fit.fit / FIT, away / Z_EVIDENCE, 3.0)
+    sampled = ratio if fit.honest == "rollout" else 1.0 / ratio
+    if strength < 0.7 or abs(log(ratio)) < 0.015:
+        return None
+    if k3_after is None:
+        k3_after = temperature_remainder(view, fit)
+    return Claim(
+        cause="temperature_not_restored",
+        kind="tested",
+        strength=strength,
+        evidence=_temperature_words(fit, ratio, exact is not None),
+        estimate={
+            "temperature": round(sampled, 4),  # of the sampling law, the other side being at 1
+            "engine_over_trainer": round(ratio, 4),
+            "standard_error": None if exact is not None else round(fit.se, 4),
+            "sampled_by": fit.honest,
+            "from": "pairs" if exact is None else "logsumexp_T",
+        },
+        k3_after=k3_after,
+        explains=1.0 if k3_after is None else explained(view, k3_after),
+    )
+
+
+def _temperature_words(fit: TemperatureFit, ratio: float, exact: bool) -> str:
+    liar = "the trainer's log-probs" if fit.honest == "rollout" else "the engine's log-probs"
+    source = "log-sum-exp at other temperatures" if exact else "pairs alone"
+    return (
+        f"q is p at temperature {ratio:.3f} relative to the trainer's (from {source}; "
+        f"fit {fit.fit:.2f}); {liar} are not the sampled density"
+    )
+
+
+def fit_temperature(view: View) -> TemperatureFit | None:
+    """The better of the two readings: tokens drawn from q's law, or from p's."""
+    honest_q, honest_p = _fit_one(view, "rollout"), _fit_one(view, "train")
+    fits = [f for f in (honest_q, honest_p) if f is not None]
+    if not fits:
+        return None
+    # E[ρ] = 1 says that q is honest, E[1/ρ] = 1 that p is; the smaller violation decides.
+    q_off, p_off = abs(view.rho_excess.z), abs(view.inverse_excess.z)
+    wanted = "rollout" if q_off <= p_off else "train"
+    return next((f for f in fits if f.honest == wanted), fits[0])
+
+
+def _fit_one(view: View, honest: str) -> TemperatureFit | None:
+    """Exact moment estimator of β with q = βp − Λ.
+
+    Under the law that drew the tokens, 1 − ρ (or 1 − 1/ρ) has mean 0 in every context, so the
+    context's Λ drops out of Σ(1−ρ)(q−p) = (β−1) Σ(1−ρ)p, whatever the temperature's size.
+    """
+    if honest == "rollout":
+        slope = view.ratio(-view.column("rho_d"), view.column("rho_p"))
+        sign, weight = 1.0, "wp"
+    else:
+        slope = view.ratio(view.column("inv_d"), view.column("inv_q"))
+        sign, weight = -1.0, "wm"
+    beta = 1.0 + slope.value
+    fit = sign * _midpoint_correlation(view, weight)
+    if not 0.2 < beta < 5.0 or not isfinite(slope.se) or (beta > 1.0) != (fit > 0.0):
+        return None
+    ratio = 1.0 / beta if honest == "rollout" else beta
+    se = slope.se / beta**2 if honest == "rollout" else slope.se
+    return TemperatureFit(ratio, se, abs(fit), honest)
+
+
+def _midpoint_correlation(view: View, w: str) -> float:
+    """Correlation of q − p and m = (q+p)/2 under weights that move draws to the midpoint law."""
+    total = max(view.total(w), 1e-300)
+    d, m = view.total(f"{w}_d") / total, view.total(f"{w}_m") / total
+    var_d = view.total(f"{w}_dd") / total - d * d
+    var_m = view.total(f"{w}_mm") / total - m * m
+    covariance = view.total(f"{w}_dm") / total - d * m
+    return -covariance / sqrt(var_d * var_m) if var_d * var_m > 1e-18 else 0.0
+
+
+def temperature_from_logsumexp(view: View) -> tuple[float, float] | None:
+    """(T, k3 at T) where the k3 of q against p(T) is smallest; None without logsumexp_T.
+
+    ln of (k3 − floor) is near a parabola in β = 1/T; k3 itself is, close to its minimum, so the
+    three nodes around the smallest k3 give both.
+    """
+    if not view.whole:
+        return None
+    nodes = sorted(
+        (1.0 / t, row[1] / row[0]) for t, row in view.summary.temperature.items() if row[0] > 0
+    )
+    if len(nodes) < 3:
+        return None
+    best = min(range(len(nodes)), key=lambda i: nodes[i][1])
+    middle = min(max(best, 1), len(nodes) - 2)
+    beta, low = _parabola(nodes[middle - 1 : middle + 2])
+    return 1.0 / beta, low
+
+
+def _parabola(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """(argmin, min) of the parabola through three points; the best point when it opens down."""
+    (x0, y0), (x1, y1), (x2, y2) = points
+    first = (y1 - y0) / (x1 - x0)
+    curve = ((y2 - y1) / (x2 - x1) - first) / (x2 - x0)
+    if curve <= 0.0:
+        return min(points, key=lambda point: point[1])
+    x = (x0 + x1) / 2 - first / (2 * curve)
+    x = min(max(x, x0), x2)
+    return x, max(y0 + first * (x - x0) + curve * (x - x0) * (x - x1), 0.0)
+
+
+def temperature_remainder(view: View, fit: TemperatureFit) -> float | None:
+    """k3 without the temperature: the baseline's where the run has one, else unknown."""
+    history = view.history
+    return view.floor if history is not None and history.baseline is not None else None
+
+
+def temperature_on_logprobs(view: View) -> Claim | None:
+    """q = c·p exactly: log-probs, not logits, were divided by T, so nothing was renormalised."""
+    if view.tokens < 200:
+        return None
+    c = view.total("qp") / max(view.total("pp"), 1e-300)
+    if c <= 0.0 or abs(log(max(c, 1e-9))) < 0.03:
+        return None
+    left = view.total("qq") - c * view.total("qp")
+    share = left / max(view.total("d2"), 1e-300)
+    strength = min(0.1 / max(share, 1e-3), 3.0)
+    if strength < 0.7:
+        return None
+    return Claim(
+        cause="temperature_on_logprobs",
+        kind="tested",
+        strength=strength,
+        evidence=f"q is {c:.4f} times p; only {share:.1%} of Δ² is left after that factor",
+        estimate={"factor": round(c, 4), "temperature": round(1.0 / c, 4)},
+        k3_after=max(left, 0.0) / 2 / max(view.tokens, 1.0),
+        explains=1.0 - min(share, 1.0),
+    )
+
+
+# ---- truncation
+
+
+def truncation_not_mirrored(view: View) -> Claim | None:
+    """One side renormalises over a kept set: q − p = −ln(kept mass) ≥ 0, so E[ρ] = kept mass."""
+    if view.tokens < 200 or view.correlation < 0.5:
+        return None
+    engine = _lost_mass(view, view.rho_excess, "q_below", "rollout")
+    trainer = _lost_mass(view, view.inverse_excess, "q_above", "train")
+    claims = [c for c in (engine, trainer) if c is not None]
+    return max(claims, key=lambda c: c.strength) if claims else None
+
+
+def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Claim | None:
+    """The side `side` covers fewer tokens than the other: a mass below 1 with honest numbers."""
+    lost = -excess.value
+    least = 0.002 if excess.z < -20 else 0.005
+    if excess.z > -Z_EVIDENCE or lost < least:
+        return None
+    other = view.mean("q_above" if wrong_side == "q_below" else "q_below")
+    lopsided = other / max(other + view.mean(wrong_side), 1e-9)
+    temperature = fit_temperature(view)
+    mixed = temperature is not None and temperature.fit > FIT
+    strength = min(-excess.z / Z_EVIDENCE / 2, 3.0) if mixed else min(-excess.z / Z_EVIDENCE, 3.0)
+    if not mixed and lopsided < 0.6:
+        strength *= lopsided
+    kept = 1.0 + excess.value
+    rule, after = _which_truncation(view), _k3_after_truncation(view)
+    return Claim(
+        cause="truncation_not_mirrored",
+        kind="tested",
+        strength=strength,
+        evidence=(
+            f"E[{'ρ' if side == 'rollout' else '1/ρ'}] = {kept:.4f} ± {excess.se:.4f}: the "
+            f"{side} side keeps {kept:.1%} of the other's mass; {lopsided:.0%} of the tokens "
+            f"that differ lie on one side"
+        ),
+        estimate={"kept_mass": round(kept, 4), "standard_error": round(excess.se, 5), **rule},
+        k3_after=after,
+        explains=explained(view, after) if after is not None else 0.9,
+    )
+
+
+def _which_truncation(view: View) -> dict[str, Any]:
+    """top-p, top-k or min-p, as far as the data say: header, rank of the sampled tokens, bound."""
+    sampling = view.context.sampling or {}
+    found: dict[str, Any] = {}
+    for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        value = sampling.get(key)
+        if value not in (None, off, -1):
+            found[key] = value
+    if view.total("rank_n") > 0 and view.whole:
+        found["largest_rank"] = int(view.summary.extremes[EXTREME["rank"]])
+    bound = _top_p_bound(view)
+    if bound is not None:
+        found["top_p_at_most"] = round(bound, 3)
+    return found
+
+
+def _top_p_bound(view: View) -> float | None:
+    """Under top-p alone q − p ≤ −ln P: the 99.9 % point of q − p bounds P from above."""
+    if not view.whole:
+        return None
+    negative = view.summary.histogram[1]
+    total = int(negative.sum())
+    if total < 1000:
+        return None
+    bucket = int(np.searchsorted(np.cumsum(negative), 0.999 * total))
+    edge = np.array([(bucket + HIST_BASE) << 17], np.uint32).view(np.float32)[0]
+    return float(exp(-float(edge)))
+
+
+def _k3_after_truncation(view: View) -> float | None:
+    """With the trainer's kept mass: exact. Else None."""
+    if view.total("kept_n") > 0.5 * view.tokens:
+        return view.mean("kept_k3", "kept_n")
+    return None
+
+
+# ---- penalties
+
+
+def penalty_not_mirrored(view: View) -> Claim | None:
+    """Tokens that occurred before are pushed down on one side only: q − p differs by "seen"."""
+    if view.total("ids_n") < 200 or view.correlation < 0.5:
+        return None
+    seen = _contrast(view, "seen")
+    response = _contrast(view, "resp")
+    best = response if response.share > seen.share else seen
+    strength = min(best.share / SEEN_SHARE, abs(best.z) / (2 * Z_EVIDENCE), 3.0)
+    if strength < 0.7:
+        return None
+    after = view.k3 * max(1.0 - best.share, 0.0)
+    scope = "response" if best is response else "prompt or response"
+    return Claim(
+        cause="penalty_not_mirrored",
+        kind="tested",
+        strength=strength,
+        evidence=(
+            f"Δ of tokens seen before in the {scope} is {best.gap:+.3f} nats above that of new "
+            f"ones (z {best.z:.0f}), which is {best.share:.0%} of the variance of Δ"
+        ),
+        estimate={"gap_nats": round(best.gap, 4), "scope": scope},
+        k3_after=None,
+        explains=max(explained(view, after), 0.8),
+    )
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Mean Δ of seen tokens minus mean Δ of new ones."""
+
+    gap: float
+    z: float
+    share: float  # of Var Δ between the two classes
+
+
+def _contrast(view: View, name: str) -> Contrast:
+    """Clustered by sample; share = between-class variance / variance."""
+    n_in, d_in = view.column(f"{name}_n"), view.column(f"{name}_d")
+    n_out, d_out = view.column("ids_n") - n_in, view.column("ids_d") - d_in
+    inside, outside = view.ratio(d_in, n_in), view.ratio(d_out, n_out)
+    gap, se = inside.value - outside.value, sqrt(inside.se**2 + outside.se**2)
+    if not isfinite(se) or se == 0.0:
+        return Contrast(0.0, 0.0, 0.0)
+    part = float(n_in.sum() / max(view.total("ids_n"), 1.0))
+    variance = max(view.mean("d2") - view.mean("d") ** 2, 1e-300)
+    return Contrast(gap, gap / se, min(part * (1 - part) * gap**2 / variance, 1.0))
+
+
+# ---- calibration
+
+
+def sampling_not_as_reported(view: View) -> Claim | None:
+    """E[−p] ≠ H where the pair agrees: tokens were drawn from a law that neither side reports."""
+    if view.total("h_n") < 200:
+        return None
+    surprise = view.token_mean("surprise", "h_n")
+    pair_agrees = abs(view.rho_excess.z) < 2 * Z_EVIDENCE and view.correlation > 0.98
+    if not pair_agrees or abs(surprise.z) < Z_EVIDENCE * 0.7:
+        return None
+    quiet = view.mean("d2") < 0.25 * view.mean("surprise2", "h_n")
+    colder = surprise.value < 0
+    return Claim(
+        cause="sampling_not_as_reported",
+        kind="tested",
+        strength=min(abs(surprise.z) / Z_EVIDENCE, 3.0) * (1.0 if quiet else 0.5),
+        evidence=(
+            f"sampled tokens are {abs(surprise.value):.3f} nats {'less' if colder else 'more'} "
+            f"surprising than the entropy says (z {surprise.z:.1f}): the real sampling was "
+            f"{'colder or truncated' if colder else 'hotter'}, and neither side reports it"
+        ),
+        estimate={
+            "surprise_minus_entropy": round(surprise.value, 4),
+            "standard_error": round(surprise.se, 4),
+            "relative": round(surprise.value / max(view.mean("h", "h_n"), 1e-9), 4),
+        },
+        k3_after=view.k3,
+        explains=0.0,
+    )
+
+
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    temperature_on_logprobs,
+    temperature_not_restored,
+    truncation_not_mirrored,
+    penalty_not_mirrored,
+    sampling_not_as_reported,
+)

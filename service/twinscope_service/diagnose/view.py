@@ -1,0 +1,198 @@
+"""A View: the statistics of a Summary, or of some of its samples, as causes ask for them.
+
+Everything additive lives in the per-sample rows, so a View can be narrowed to any subset of
+samples and every statistic stays exact. The sample is the exchangeable unit: standard errors are
+clustered by sample (tokens of one sample share a context and are not independent).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinscope_service.diagnose.context import Context, History
+from twinscope_service.measure.records import (
+    ATTRIBUTE,
+    COLUMN,
+    COVERAGE,
+    F64,
+    PROFILE_COLUMNS,
+    SIDE_COLUMN,
+    Summary,
+)
+
+Mask = NDArray[np.bool_]
+TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its clustered standard error. `se` is inf where it cannot be known."""
+
+    value: float
+    se: float
+
+    @property
+    def z(self) -> float:
+        """value / se; 0 when nothing is known."""
+        return self.value / self.se if 0.0 < self.se < inf else 0.0
+
+
+@dataclass(frozen=True)
+class View:
+    """`summary` seen through the samples in `keep` (None: all of them)."""
+
+    summary: Summary
+    context: Context
+    history: History | None = None
+    keep: Mask | None = None  # [S] over summary.rows
+
+    @property
+    def whole(self) -> bool:
+        """True when no sample was left out: profiles, lags and histogram apply."""
+        return self.keep is None
+
+    def narrowed(self, keep: Mask) -> View:
+        """The view of the samples where `keep` [samples of this view] is true."""
+        chosen = np.zeros(len(self.summary.rows.keys), bool)
+        chosen[np.flatnonzero(self._kept)[keep]] = True
+        return replace(self, keep=chosen)
+
+    @cached_property
+    def _kept(self) -> Mask:
+        if self.keep is None:
+            return np.ones(len(self.summary.rows.keys), bool)
+        return self.keep
+
+    @cached_property
+    def _sums(self) -> F64:
+        return self.summary.rows.sums[self._kept]
+
+    @cached_property
+    def _side(self) -> F64 | None:
+        side = self.summary.rows.side
+        return None if side is None else side[self._kept]
+
+    @cached_property
+    def _totals(self) -> F64:
+        return self.summary.sums if self.keep is None else self._sums.sum(axis=0)
+
+    # ---- sums
+
+    @property
+    def samples(self) -> int:
+        """Samples in the view that have at least one counted token."""
+        return int(np.count_nonzero(self.column("n")))
+
+    @property
+    def tokens(self) -> float:
+        """Counted tokens."""
+        return self.total("n")
+
+    def column(self, name: str) -> F64:
+        """[S] per-sample sums of one column of records.COLUMNS or SIDE_COLUMNS."""
+        if name in COLUMN:
+            return self._sums[:, COLUMN[name]]
+        return np.zeros(len(self._sums)) if self._side is None else self._side[:, SIDE_COLUMN[name]]
+
+    def total(self, name: str) -> float:
+        """Sum over counted tokens."""
+        if name in COLUMN:
+            return float(self._totals[COLUMN[name]])
+        return float(self.column(name).sum())
+
+    def mean(self, name: str, per: str = "n") -> float:
+        """Token mean; 0 without tokens (callers ask `tokens` first)."""
+        return self.total(name) / max(self.total(per), TINY)
+
+    def coverage(self, name: str) -> int:
+        """A coverage count of the whole summary."""
+        return int(self.summary.coverage[COVERAGE.index(name)])
+
+    # ---- estimates with clustered errors
+
+    def ratio(self, top: F64, bottom: F64) -> Estimate:
+        """Σ top / Σ bottom over samples [S], linearised: residual = top − ratio · bottom."""
+        total = float(bottom.sum())
+        if total == 0.0 or len(top) < 2:
+            return Estimate(0.0, inf)
+        value = float(top.sum()) / total
+        residual = top - value * bottom
+        spread = sqrt(float(residual @ residual) * len(top) / (len(top) - 1))
+        return Estimate(value, spread / abs(total))
+
+    def token_mean(self, name: str, per: str = "n") -> Estimate:
+        """Token mean of a column with its clustered standard error."""
+        return self.ratio(self.column(name), self.column(per))
+
+    # ---- per-sample attributes
+
+    def attribute(self, name: str) -> tuple[F64, Mask]:
+        """[S] values and where they are known."""
+        index = ATTRIBUTE[name]
+        known = (self.summary.rows.known[self._kept] >> index) & 1
+        return self.summary.rows.attributes[self._kept, index], known.astype(bool)
+
+    def labels(self, group: str) -> tuple[str, ...]:
+        """[S] labels of a group, "" where unknown."""
+        all_labels = self.summary.rows.groups[group]
+        return tuple(label for label, kept in zip(all_labels, self._kept, strict=True) if kept)
+
+    # ---- profiles of the whole summary
+
+    def profile(self, name: str, column: str) -> F64:
+        """[buckets] sums of one profile column, whole summary."""
+        return self.summary.profiles[name][:, PROFILE_COLUMNS.index(column)]
+
+    # ---- statistics that many causes ask for
+
+    @cached_property
+    def k3(self) -> float:
+        """Token mean of k3."""
+        return self.mean("k3")
+
+    @cached_property
+    def rho_excess(self) -> Estimate:
+        """E[ρ] − 1: 0 if q is the sampled density; minus the lost mass under truncation."""
+        return self.token_mean("rho_m1")
+
+    @cached_property
+    def inverse_excess(self) -> Estimate:
+        """E[1/ρ] − 1: 0 if p is the density that was sampled."""
+        return self.token_mean("inv_rho_m1")
+
+    @cached_property
+    def correlation(self) -> float:
+        """Pearson correlation of q and p over tokens; 1 when both are constant."""
+        n = max(self.tokens, TINY)
+        q, p = self.total("q") / n, self.total("p") / n
+        cov = self.total("qp") / n - q * p
+        var = (self.total("qq") / n - q * q) * (self.total("pp") / n - p * p)
+        return cov / sqrt(var) if var > 1e-24 else 1.0
+
+    @cached_property
+    def sample_correlation(self) -> F64:
+        """[S] Pearson correlation of q and p inside each sample; 1 where it is not defined."""
+        n = np.maximum(self.column("n"), 1.0)
+        q, p = self.column("q") / n, self.column("p") / n
+        cov = self.column("qp") / n - q * p
+        var = (self.column("qq") / n - q * q) * (self.column("pp") / n - p * p)
+        usable = (var > 1e-12) & (self.column("n") >= 8)
+        return np.where(usable, cov / np.sqrt(np.where(usable, var, 1.0)), 1.0)
+
+    @cached_property
+    def noise_level(self) -> F64:
+        """[S] mean of ln r: how loud a sample is, with its uncertainty taken out."""
+        return self.column("lr") / np.maximum(self.column("n"), 1.0)
+
+    @cached_property
+    def floor(self) -> float:
+        """k3 that a healthy step of this run would have: the baseline's, else a typical 1.5e-3."""
+        baseline = None if self.history is None else self.history.baseline
+        if baseline is not None and baseline.sums[COLUMN["n"]] > 0:
+            return float(baseline.sums[COLUMN["k3"]] / baseline.sums[COLUMN["n"]])
+        return 1.5e-3

@@ -1,0 +1,281 @@
+"""Weight causes: the two sides do not hold the same weights."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import log10, sqrt
+
+import numpy as np
+
+from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
+from twinscope_service.diagnose.level import level_strength
+from twinscope_service.diagnose.view import Mask, View
+from twinscope_service.measure.records import F64
+
+Z_EVIDENCE = 5.0
+SAME_WEIGHTS = ("stale_weights", "partial_weight_sync", "corrupt_weight_layout")
+SEPARATOR = "log-probs of 1 000 tokens under the previous weights, or a checksum per tensor"
+
+
+def stale_weights(view: View) -> Claim | None:
+    """The engine samples with older weights than the trainer scores with."""
+    declared = _by_version_lag(view)
+    if declared is not None:
+        return declared
+    return _frozen_engine(view) or _by_level(view, "stale_weights")
+
+
+def _by_version_lag(view: View) -> Claim | None:
+    """k3 of lagging samples against fresh ones, or a lag that every sample has."""
+    rollout, has_rollout = view.attribute("rollout_version")
+    train, has_train = view.attribute("train_version")
+    known = has_rollout & has_train & (view.column("n") > 0)
+    if known.sum() < 4:
+        return None
+    lag = np.where(known, train - rollout, 0.0)
+    late, fresh = known & (lag > 0), known & (lag <= 0)
+    level = level_strength(view)
+    if late.sum() < 2 or level < 0.5:
+        return None
+    if fresh.sum() < 2:
+        return _lag_claim(view, lag, late, None, min(1.2 * level, 2.0))
+    gap, z = compare(view.noise_level, late, fresh)
+    if z < Z_EVIDENCE or gap < 0.3:
+        return None
+    return _lag_claim(view, lag, late, k3_of(view, fresh), min(z / Z_EVIDENCE, 3.0))
+
+
+def _lag_claim(view: View, lag: F64, late: Mask, k3_fresh: float | None, strength: float) -> Claim:
+    against = "" if k3_fresh is None else f", against {k3_fresh:.2g} at equal versions"
+    return Claim(
+        cause="stale_weights",
+        kind="tested" if k3_fresh is not None else "declared",
+        strength=strength,
+        evidence=(
+            f"{int(late.sum())} samples were made by weights {lag[late].mean():.1f} versions old; "
+            f"their k3 is {k3_of(view, late) or 0.0:.2g}{against}"
+        ),
+        estimate={"version_lag": round(float(lag[late].mean()), 3), "samples": int(late.sum())},
+        k3_after=k3_fresh,
+        explains=0.9 if k3_fresh is None else explained(view, k3_fresh),
+        touched=None if late.sum() > 0.9 * view.samples else late,
+    )
+
+
+def _frozen_engine(view: View) -> Claim | None:
+    """Healthy at first, then k3 grows with every step since: the engine no longer takes weights."""
+    points = [] if view.history is None else [p for p in view.history.points if p.k3]
+    level = level_strength(view)
+    if len(points) < 6 or level < 0.5:
+        return None
+    steps = np.array([p.step for p in points], np.float64)
+    y = np.log([max(p.k3 or 0.0, 1e-12) for p in points])
+    slope = np.polyfit(steps - steps.mean(), y, 1)[0]
+    residual = y - y.mean() - slope * (steps - steps.mean())
+    se = sqrt(
+        float(residual @ residual) / (len(y) - 2) / float(((steps - steps.mean()) ** 2).sum())
+    )
+    grown = y[-3:].mean() - y[:3].mean()
+    if slope < Z_EVIDENCE * se or grown < 1.0:
+        return None
+    stuck = len({p.rollout_version for p in points if p.rollout_version is not None}) == 1
+    return Claim(
+        cause="stale_weights",
+        kind="tested",
+        strength=min(slope / se / Z_EVIDENCE, 1.5 if not stuck else 3.0),
+        evidence=(
+            f"k3 grew {np.exp(grown):.0f}-fold over the last {int(steps[-1] - steps[0])} steps "
+            f"(z {slope / max(se, 1e-12):.0f})"
+            + (" while the engine's weight version stood still" if stuck else "")
+        ),
+        estimate={"growth_per_step": round(float(slope), 4), "version_stuck": stuck},
+        k3_after=float(np.exp(y.min())),
+        group=() if stuck else ("stale_weights", "update_lost_to_rounding"),
+        separator="a checksum of the engine's weights before and after a sync",
+    )
+
+
+def partial_weight_sync(view: View) -> Claim | None:
+    """Some tensors are of another version: above the floor, everywhere, repeatable."""
+    return _by_level(view, "partial_weight_sync")
+
+
+def corrupt_weight_layout(view: View) -> Claim | None:
+    """Tensors arrived in the wrong order or shape: nats of disagreement, confident ones too."""
+    return _by_level(view, "corrupt_weight_layout")
+
+
+def _by_level(view: View, cause: str) -> Claim | None:
+    """An honest q, no structure, a level that numerics do not reach. The three are one group."""
+    level = level_strength(view)
+    honest = abs(view.rho_excess.z) < Z_EVIDENCE and view.correlation > 0.4
+    if level < 0.5 or not honest:
+        return None
+    k3 = max(view.k3, 1e-12)
+    typical = {"partial_weight_sync": -1.6, "stale_weights": -1.9, "corrupt_weight_layout": -0.3}
+    near = 1.0 / (1.0 + (log10(k3) - typical[cause]) ** 2)
+    return Claim(
+        cause=cause,
+        kind="set",
+        strength=level * (0.7 + 0.3 * near),
+        evidence=(
+            f"k3 {k3:.3g} is {k3 / view.floor:.0f} times the healthy floor on all samples, E[ρ] is "
+            f"1 within {abs(view.rho_excess.z):.1f} standard errors, and neither position, padding "
+            f"nor token history explains it"
+        ),
+        estimate={"k3_over_floor": round(k3 / view.floor, 2)},
+        k3_after=view.floor,
+        group=SAME_WEIGHTS,
+        separator=SEPARATOR,
+    )
+
+
+def lora_not_applied(view: View) -> Claim | None:
+    """q lies on the way from p to the reference: λ = 1 not applied, λ < 0 applied twice."""
+    if view.total("ref_n") < 200:
+        return None
+    slope = view.ratio(view.column("ref_qp_pr"), view.column("ref_pr2"))
+    d2 = view.total("d2")
+    r2 = slope.value**2 * view.total("ref_pr2") / max(d2, 1e-300)
+    if abs(slope.z) < 2 * Z_EVIDENCE or abs(slope.value) < 0.3 or r2 < 0.5:
+        return None
+    left = max(d2 - slope.value**2 * view.total("ref_pr2"), 0.0) / 2 / view.tokens
+    how = "the engine runs without the adapter" if slope.value > 0 else "the adapter counts twice"
+    return Claim(
+        cause="lora_not_applied",
+        kind="tested",
+        strength=min(r2 / 0.5, 3.0),
+        evidence=(
+            f"q − p is {slope.value:.2f} ± {slope.se:.2f} times ref − p and that is {r2:.0%} of "
+            f"Δ²: {how} (or still has the initial weights)"
+        ),
+        estimate={"lambda": round(slope.value, 3), "standard_error": round(slope.se, 4)},
+        k3_after=left,
+        explains=explained(view, left),
+    )
+
+
+def stale_prefix_cache(view: View) -> Claim | None:
+    """Samples whose prompt came from the prefix cache are worse than those computed afresh."""
+    cached, known = view.attribute("cached_tokens")
+    known = known & (view.column("n") > 0)
+    hit, miss = known & (cached > 0), known & (cached == 0)
+    if hit.sum() < 3 or miss.sum() < 3:
+        return None
+    gap, z = compare(view.noise_level, hit, miss)
+    k3_miss = k3_of(view, miss)
+    if z < 3.0 or gap < 0.2:
+        return None
+    return Claim(
+        cause="stale_prefix_cache",
+        kind="tested",
+        strength=min(z / Z_EVIDENCE, gap / 0.3, 3.0),
+        evidence=(
+            f"{int(hit.sum())} samples with cached prompt tokens have k3 "
+            f"{k3_of(view, hit) or 0:.2g}, "
+            f"{int(miss.sum())} without {k3_miss or 0.0:.2g} (z {z:.1f})"
+        ),
+        estimate={"samples": int(hit.sum()), "log_ratio": round(gap, 3)},
+        k3_after=k3_miss,
+        explains=1.0 if k3_miss is None else explained(view, k3_miss),
+        touched=None if hit.sum() > 0.9 * view.samples else hit,
+    )
+
+
+def mixed_weight_versions(view: View) -> Claim | None:
+    """Some engines, replicas or spans are of another version than the rest."""
+    best: Claim | None = None
+    for group in view.summary.rows.groups:
+        claim = _odd_labels(view, group, view.labels(group))
+        if claim is not None and (best is None or claim.strength > best.strength):
+            best = claim
+    return best
+
+
+def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None:
+    """The label whose samples are loudest, against all others."""
+    names = np.array(labels)
+    known = (names != "") & (view.column("n") > 0)
+    distinct = sorted(set(names[known].tolist()))
+    if not 2 <= len(distinct) <= 256:
+        return None
+    level = view.noise_level
+    order = sorted(distinct, key=lambda name: -float(np.median(level[known & (names == name)])))
+    odd = _odd_prefix(view, names, known, order)
+    if not odd:
+        return None
+    rows = known & np.isin(names, odd)
+    rest = known & ~rows
+    gap, z = compare(level, rows, rest)
+    if z < Z_EVIDENCE or gap < 0.4:
+        return None
+    k3_rest = k3_of(view, rest)
+    return Claim(
+        cause="mixed_weight_versions",
+        kind="tested",
+        strength=min(z / Z_EVIDENCE, gap / 0.4, 3.0),
+        evidence=(
+            f"{group} {', '.join(odd)}: k3 {k3_of(view, rows) or 0.0:.2g} against "
+            f"{k3_rest or 0.0:.2g} on the other {len(distinct) - len(odd)} (z {z:.1f})"
+        ),
+        estimate={"group": group, "labels": list(odd), "samples": int(rows.sum())},
+        k3_after=k3_rest,
+        explains=1.0 if k3_rest is None else explained(view, k3_rest),
+        touched=rows,
+    )
+
+
+def _odd_prefix(view: View, names: F64, known: Mask, order: list[str]) -> tuple[str, ...]:
+    """The loudest labels before the widest gap in the medians, at most half of them."""
+    level = view.noise_level
+    medians = [float(np.median(level[known & (names == name)])) for name in order]
+    gaps = [a - b for a, b in pairwise(medians)]
+    widest = int(np.argmax(gaps[: max(len(order) // 2, 1)]))
+    return tuple(order[: widest + 1])
+
+
+def update_lost_to_rounding(view: View) -> Claim | None:
+    """An fp32 master moves by less than the engine's bf16 step: updates never arrive."""
+    rollout, train = view.context.rollout or {}, view.context.train or {}
+    master = str(train.get("master_dtype", train.get("dtype", "")))
+    coarse = str(rollout.get("dtype", "")).lower() in ("bfloat16", "bf16")
+    frozen = _frozen_engine(view)
+    if frozen is None or frozen.estimate.get("version_stuck") or not coarse or "32" not in master:
+        return None
+    return Claim(
+        cause="update_lost_to_rounding",
+        kind="declared",
+        strength=frozen.strength,
+        evidence=(
+            f"{frozen.evidence}; the trainer keeps {master} weights and the engine bfloat16, whose "
+            f"steps are wider than small updates"
+        ),
+        k3_after=frozen.k3_after,
+        group=("update_lost_to_rounding", "stale_weights"),
+        separator="count of bf16 weights that changed in the last sync",
+    )
+
+
+def compare(values: F64, a: Mask, b: Mask) -> tuple[float, float]:
+    """(mean over a − mean over b, z) of per-sample values; Welch standard error."""
+    x, y = values[a], values[b]
+    se = sqrt(float(x.var(ddof=1)) / len(x) + float(y.var(ddof=1)) / len(y))
+    gap = float(x.mean() - y.mean())
+    return gap, gap / max(se, 1e-9)
+
+
+def k3_of(view: View, rows: Mask) -> float | None:
+    """Token mean of k3 over some samples; None without tokens."""
+    n = view.column("n")[rows].sum()
+    return float(view.column("k3")[rows].sum() / n) if n > 0 else None
+
+
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    stale_weights,
+    partial_weight_sync,
+    corrupt_weight_layout,
+    lora_not_applied,
+    stale_prefix_cache,
+    mixed_weight_versions,
+    update_lost_to_rounding,
+)
