@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from twinscope import Probe
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import read_trace

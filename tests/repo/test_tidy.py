@@ -65,7 +65,9 @@ def test_no_stub_is_left(path: Path) -> None:
     """A function that only raises NotImplementedError is not a feature."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Raise) and node.exc is not None:
-            assert "NotImplementedError" not in ast.unparse(node.exc), f"{_name(path)}:{node.lineno}"
+            assert "NotImplementedError" not in ast.unparse(node.exc), (
+                f"{_name(path)}:{node.lineno}"
+            )
 
 
 def test_tests_mirror_the_stages_of_the_data_path() -> None:

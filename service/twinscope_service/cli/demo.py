@@ -1,4 +1,4 @@
-"""`twinscope demo`: the first thing a newcomer runs. A recorded run goes wrong; the service says so."""
+"""`twinscope demo`: the first thing to run. A recorded run goes wrong; the service says so."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def _service(port: int, data_dir: str) -> Iterator[None]:
 
 def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     import httpx
+
     from twinscope.errors import TwinScopeError
 
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -86,14 +87,18 @@ def _replay(console: Any, url: str) -> dict[str, Any]:
     """Send the run step by step, print a row per step, return the last step as the API gives it."""
     import httpx
     from rich.progress import Progress
-    from twinscope import Probe
 
+    from twinscope import Probe
     from twinscope_service.replay import recording, send, steps
 
     healthy, faulty = (recording(f"temperature_0.7_{end}") for end in ("restored", "unrestored"))
     plan = [healthy] * HEALTHY_STEPS + [faulty] * FAULTY_STEPS
-    console.print("SmolLM2-135M, sampled by vLLM at T=0.7 and re-scored by transformers (recorded).")
-    console.print(f"From step {HEALTHY_STEPS} on the trainer no longer divides by the temperature.\n")
+    console.print(
+        "SmolLM2-135M, sampled by vLLM at T=0.7 and re-scored by transformers (recorded)."
+    )
+    console.print(
+        f"From step {HEALTHY_STEPS} on the trainer no longer divides by the temperature.\n"
+    )
     console.print(f"{'step':>4}  {'rollout_train_kl':>16}  {'mean |Δ|':>9}  {'verdict':<13} cause")
     step: dict[str, Any] = {}
     with Probe(url, RUN) as probe, Progress(console=console, transient=True) as progress:

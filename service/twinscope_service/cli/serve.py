@@ -15,7 +15,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port (default 8321)")
-    parser.add_argument("--data-dir", type=Path, help="where runs are kept (default ./twinscope-data)")
+    parser.add_argument(
+        "--data-dir", type=Path, help="where runs are kept (default ./twinscope-data)"
+    )
     parser.add_argument("--config", type=Path, help="settings as a TOML file")
     parser.set_defaults(run=run)
 

@@ -1,0 +1,98 @@
+"""`twinscope analyze`: recorded batches, offline, to statistics, verdict and causes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from twinscope_service.config import EngineName, Settings, load_settings
+from twinscope_service.offline import Report, analyze, histories
+
+SHOWN = (
+    "k3_mean", "k1_mean", "abs_mean", "abs_p99", "abs_max", "rho_mean", "ess_ratio",
+    "prob_diff_mean", "pearson_prob", "clip_fraction",
+)  # fmt: skip
+EXIT_STATUS = {"ok": 0, "inconsistent": 1, "unknown": 2}
+
+
+def add(commands: Any) -> None:
+    """Declare the command. `commands`: argparse's subparsers object (its type is private)."""
+    parser = commands.add_parser(
+        "analyze",
+        help="statistics, verdict and causes of recorded batches",
+        description="Exit status: 0 every step is ok, 1 one is inconsistent, 2 one is unknown.",
+    )
+    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE|DIR", help="trace files")
+    parser.add_argument(
+        "--json", action="store_true", help="one object for one step, else a list of objects"
+    )
+    parser.add_argument("--engine", choices=get_args(EngineName), help="measure engine")
+    parser.add_argument("--config", type=Path, help="settings as a TOML file")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Analyze, print, and turn the worst verdict into the exit status."""
+    overrides = {} if args.engine is None else {"engine": args.engine}
+    settings = load_settings(config=args.config, **overrides)
+    groups = histories(args.paths)
+    reports = list(_with_progress(groups, settings))
+    if args.json:
+        print(json.dumps(_as_json(reports), indent=2, allow_nan=False))
+    else:
+        _print(reports)
+    return max((EXIT_STATUS[report.step.verdict] for report in reports), key=(0, 2, 1).index)
+
+
+def _with_progress(groups: Sequence[list[Path]], settings: Settings) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        for files in progress.track(groups, description="analyzing"):
+            yield from analyze(files, settings)
+
+
+def _as_json(reports: list[Report]) -> Any:
+    objects = [
+        {"files": [str(path) for path in report.files], **report.step.as_json()}
+        for report in reports
+    ]
+    return objects[0] if len(objects) == 1 else objects
+
+
+def _print(reports: list[Report]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    for report in reports:
+        _print_step(console, report)
+
+
+def _print_step(console: Any, report: Report) -> None:
+    step = report.step
+    names = ", ".join(path.name for path in report.files)
+    style = {"ok": "green", "inconsistent": "bold red"}.get(step.verdict, "yellow")
+    console.print(f"{names}  run {step.run!r} step {step.step}", markup=False)
+    console.print(f"  verdict  [{style}]{step.verdict}[/]")
+    for reason in step.reasons:
+        console.print(f"           {reason}", markup=False)
+    values = [(name, step.metrics.get(name)) for name in SHOWN]
+    shown = [f"{name} {value:.4g}" for name, value in values if value is not None]
+    for start in range(0, len(shown), 4):
+        console.print("  " + "   ".join(f"{text:<24}" for text in shown[start : start + 4]))
+    counted = {name: count for name, count in step.coverage.items() if count}
+    console.print("  tokens   " + ", ".join(f"{name} {n}" for name, n in counted.items()))
+    for cause in step.diagnosis[:3]:
+        console.print(f"  cause    {cause['cause']} ({cause['confidence']:.2f})", markup=False)
+        console.print(f"           {cause['evidence']}", markup=False)
+        if cause.get("k3_after") is not None:
+            console.print(f"           without it k3_mean would be {cause['k3_after']:.3g}")
+        if cause.get("fix"):
+            console.print(f"           to do: {cause['fix']}", markup=False)
+    console.print()
