@@ -31,7 +31,7 @@ class Report:
 
 
 def histories(paths: Sequence[Path]) -> list[list[Path]]:
-    """The files that belong together, in the order of `paths`. Raises ConfigError when none is found."""
+    """The files that belong together, in the order of `paths`. Raises ConfigError."""
     found = [sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path] for path in paths]
     for path, files in zip(paths, found, strict=True):
         if not files:

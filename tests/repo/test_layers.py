@@ -1,4 +1,4 @@
-"""Arrows point one way: service -> probes; the middle stages know no I/O, no clock, no environment."""
+"""Arrows point one way: service -> probes; the middle stages know no I/O and no clock."""
 
 from __future__ import annotations
 

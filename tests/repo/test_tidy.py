@@ -1,4 +1,4 @@
-"""The habits of the code base, as tests: sizes, docstrings, no leftovers. Messages say what to do."""
+"""The habits of the code base, as tests. Messages say what to do."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_no_stub_is_left(path: Path) -> None:
 
 
 def test_tests_mirror_the_stages_of_the_data_path() -> None:
-    """Each stage folder of the service has tests of the same name, so a failure says where it hurts."""
+    """Each stage folder of the service has a test folder of its name."""
     stages = {"receive", "join", "measure", "detect", "diagnose", "expose", "alert", "store"}
     service = {p.name for p in (ROOT / "service/twinscope_service").iterdir() if p.is_dir()}
     tested = {p.parent.name for p in PYTHON if p.name.startswith("test_")}
