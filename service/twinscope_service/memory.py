@@ -1,4 +1,4 @@
-"""The C allocator, told to keep what it gets: see docs/decisions/0002-malloc.md."""
+"""The C allocator, told to keep what it gets: see docs/decisions/0002-http-ingest.md."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ctypes
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-MMAP_THRESHOLD = 4 << 20  # socket reads come from the heap; bodies are mapped and given back
-TRIM_THRESHOLD = 64 << 20
+MMAP_THRESHOLD = 32 << 20  # socket reads come from the heap; large bodies are given back
+TRIM_THRESHOLD = 128 << 20
 
 
 def keep_freed_memory() -> bool:
