@@ -23,9 +23,7 @@ def _bearer(token: str) -> dict[str, str]:
 
 def test_without_a_token_nothing_is_open_but_liveness(guarded: Any) -> None:
     """401 with a challenge everywhere, and no word about what exists."""
-    paths = [
-        route for route in guarded.get("/openapi.json", headers=_bearer("secret")).json()["paths"]
-    ]
+    paths = list(guarded.get("/openapi.json", headers=_bearer("secret")).json()["paths"])
     assert len(paths) > 10
     for path in [*paths, "/", "/openapi.json", "/no/such/thing"]:
         answer = guarded.get(path.replace("{run}", "mine").replace("{step}", "0"))

@@ -1,4 +1,4 @@
-"""Bad input over real HTTP: a 4xx that names field, value and fix; nothing stored; still healthy."""
+"""Bad input over real HTTP: a 4xx that names field, value and fix; nothing stored; healthy."""
 
 from __future__ import annotations
 

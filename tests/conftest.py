@@ -94,7 +94,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def batch() -> Callable[..., bytes]:
-    """A small body. `header` fields replace its own; `q` and `p` are the two sides, None: absent."""
+    """A small body. `header` fields replace its own; `q`, `p`: the two sides, None: absent."""
 
     def build(q: list[float] | None = None, p: list[float] | None = None, **header: Any) -> bytes:
         values = next(x for x in (q, p) if x is not None)
