@@ -1,0 +1,216 @@
+"""A complete small GRPO run on the CPU: vLLM samples, PyTorch trains, weights really go back.
+
+    make serve                                                    # in another terminal
+    .venv-engines/bin/python examples/grpo_cpu.py --model tiny --steps 60
+    .venv-engines/bin/python examples/grpo_cpu.py --model tiny --run stale --no-sync-from 30
+
+Each step: prompts with a shared start, a group of samples for each, a reward (the share of even
+token ids: it means nothing, and every model can learn it), one clipped policy-gradient update of
+float32 weights under bfloat16 autocast, weights written as bfloat16 and reloaded by the engine, its
+prefix cache flushed. Both sides carry their weight version. Switches break one thing in mid-run:
+
+    --no-sync-from STEP        the engine keeps the weights it had before STEP
+    --keep-cache-from STEP     syncs, but the prefix cache is not flushed any more
+    --trainer-temperature T --trainer-temperature-from STEP   one side changes its temperature
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from choose_model import add_model_argument, model_folder
+from prompts import prompts_for
+from transformers_scoring import Scores, fingerprint, forward, load_model, score
+
+from twinscope import Probe
+from twinscope.hosts.vllm import read_request_outputs
+
+GROUP = 8  # samples per prompt: what advantages are relative to
+CLIP = 0.2
+MICRO_BATCH = 16
+
+
+class Engine:
+    """vLLM with a way to load new weights between steps."""
+
+    def __init__(self, folder: Path, *, temperature: float, max_tokens: int) -> None:
+        from vllm import LLM, SamplingParams
+
+        self.llm = LLM(
+            str(folder),
+            logprobs_mode="processed_logprobs",  # q is the density that is sampled
+            enable_prefix_caching=True,
+            enforce_eager=True,
+            max_model_len=384,
+            max_num_seqs=64,
+            seed=0,
+        )
+        self.sampling = SamplingParams(
+            n=GROUP, temperature=temperature, max_tokens=max_tokens, logprobs=0, flat_logprobs=True
+        )
+
+    def sample(self, prompts: list[Any]) -> dict[str, Any]:
+        """The arguments of `probe.rollout`: log-probs, ids, prompts, versions, fingerprint."""
+        outputs = self.llm.generate(prompts, self.sampling, use_tqdm=False)
+        return read_request_outputs(outputs, sampling=self.sampling, engine=self.llm)
+
+    def load(self, policy: Any, *, version: int, folder: Path) -> None:
+        """Replace the weights by the policy's, rounded to bfloat16, and name their version."""
+        weights = {name: value.bfloat16() for name, value in policy.state_dict().items()}
+        policy.save_pretrained(folder, state_dict=weights)
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+        self.llm.llm_engine.set_weight_version(str(version))
+
+    def flush(self) -> None:
+        """Forget cached prefixes: they were computed by the weights of before."""
+        self.llm.reset_prefix_cache()
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def main() -> None:
+    """Run the loop; one line per step."""
+    arguments = _parse()
+    folder = model_folder(arguments.model)
+    policy = load_model(folder, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=arguments.lr, weight_decay=0.0)
+    engine = Engine(folder, temperature=arguments.temperature, max_tokens=arguments.max_tokens)
+    probe = Probe(arguments.url, arguments.run)
+    with tempfile.TemporaryDirectory(dir=arguments.sync_dir) as sync_folder:
+        for step in range(arguments.steps):
+            _sync(arguments, engine, policy, probe, step=step, folder=Path(sync_folder))
+            rollout = engine.sample(prompts_for(folder, step))
+            probe.rollout(step=step, **rollout)
+
+            p = _rescore(policy, rollout, temperature=_trainer_temperature(arguments, step))
+            reward = _reward(p)
+            advantage = _advantage(reward)
+            probe.train(
+                step=step,
+                **p.fields(),
+                version=step,
+                reward=reward,
+                advantage=advantage,
+                fingerprint=fingerprint(policy) | {"dtype": "bfloat16", "master_dtype": "float32"},
+            )
+            norm = _update(policy, optimizer, p, advantage, temperature=arguments.temperature)
+            numbers = {"reward": float(reward.mean()), "grad_norm": norm, "lr": arguments.lr}
+            probe.scalar(step=step, values=numbers)
+            probe.close_step(step)
+            print(
+                f"step {step}: reward {numbers['reward']:.3f} {_mismatch(rollout, p)}", flush=True
+            )
+    probe.flush(60)
+    print(probe.stats())
+    probe.close()
+    engine.close()
+
+
+def _sync(
+    arguments: argparse.Namespace,
+    engine: Engine,
+    policy: Any,
+    probe: Probe,
+    *,
+    step: int,
+    folder: Path,
+) -> None:
+    """The policy's weights into the engine, unless this step's fault forbids it."""
+    if step >= arguments.no_sync_from:
+        return
+    engine.load(policy, version=step, folder=folder)
+    probe.event("weight_sync", step=step, version=step)
+    if step < arguments.keep_cache_from:
+        engine.flush()
+        probe.event("cache_flush", step=step)
+
+
+def _trainer_temperature(arguments: argparse.Namespace, step: int) -> float:
+    changed = step >= arguments.trainer_temperature_from
+    return float(arguments.trainer_temperature if changed else arguments.temperature)
+
+
+def _rescore(policy: Any, rollout: dict[str, Any], *, temperature: float) -> Scores:
+    """p as the update will see it: the same autocast, the same micro-batches."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return score(
+            policy,
+            rollout["prompt_ids"],
+            rollout["token_ids"],
+            temperature=temperature,
+            rows=MICRO_BATCH,
+        )
+
+
+def _reward(p: Scores) -> torch.Tensor:
+    """float32 [S]: share of even ids."""
+    mask = p.samples.mask
+    return ((p.samples.token_ids % 2 == 0) * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def _advantage(reward: torch.Tensor) -> torch.Tensor:
+    """float32 [S]: standardised within each prompt's group."""
+    groups = reward.view(-1, GROUP)
+    spread = groups.std(1, keepdim=True) + 1e-4
+    return ((groups - groups.mean(1, keepdim=True)) / spread).flatten()
+
+
+def _update(
+    policy: Any,
+    optimizer: torch.optim.Optimizer,
+    p: Scores,
+    advantage: torch.Tensor,
+    *,
+    temperature: float,
+) -> float:
+    """One clipped update over all micro-batches; the norm of its gradient."""
+    total = p.samples.mask.sum()
+    old, weights = p.logprobs.split(MICRO_BATCH), advantage.split(MICRO_BATCH)
+    optimizer.zero_grad()
+    for part, before, weight in zip(p.samples.parts(MICRO_BATCH), old, weights, strict=True):
+        with torch.autocast("cpu", torch.bfloat16):
+            now, _ = forward(policy, part, temperature=temperature)
+        ratio = (now - before).exp()
+        clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+        gain = torch.minimum(ratio * weight[:, None], clipped * weight[:, None])
+        (-(gain * part.mask).sum() / total).backward()
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    optimizer.step()
+    return float(norm)
+
+
+def _mismatch(rollout: dict[str, Any], p: Scores) -> str:
+    """The same number the service shows, for the eye."""
+    q = torch.tensor([value for row in rollout["logprobs"] for value in row], dtype=torch.float64)
+    rows = torch.tensor([value for row in p.rows() for value in row], dtype=torch.float64)
+    delta = rows - q
+    return f"rollout_train_kl {(torch.expm1(delta) - delta).mean():.3g} tokens {len(q)}"
+
+
+def _parse() -> argparse.Namespace:
+    never = 1 << 60
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add_model_argument(parser)
+    parser.add_argument("--url", default=os.environ.get("TWINSCOPE_URL", "http://127.0.0.1:8321"))
+    parser.add_argument("--run", default="grpo-cpu")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--lr", type=float, default=2e-5)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--sync-dir", help="where weights are handed over (default: temporary)")
+    parser.add_argument("--no-sync-from", type=int, default=never, metavar="STEP")
+    parser.add_argument("--keep-cache-from", type=int, default=never, metavar="STEP")
+    parser.add_argument("--trainer-temperature", type=float, default=0.8)
+    parser.add_argument("--trainer-temperature-from", type=int, default=never, metavar="STEP")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":  # vLLM starts its engine process from this file
+    main()
