@@ -59,12 +59,14 @@ def gather(pairs: Sequence[Pair], load: Load, *, block_tokens: int) -> Iterator[
 def paired_blocks(batch: Batch, *, block_tokens: int) -> Iterator[PairBlock]:
     """The blocks of one paired batch that needs no join: a trace file."""
     arriving = prepare(batch, seq=0)
-    parts = [
-        {side: arriving.part(side, i) for side in arriving.sides} for i in range(batch.samples)
-    ]
     pairs = [
         Pair(
-            key, arriving.sample_id(i), parts[i]["rollout"], parts[i]["train"], parts[i].get("ref")
+            key=key,
+            sample_id=arriving.sample_id(i),
+            step=batch.step or 0,
+            rollout=arriving.part("rollout", i),
+            train=arriving.part("train", i),
+            ref=arriving.part("ref", i) if "ref" in arriving.sides else None,
         )
         for i, key in enumerate(arriving.keys)
     ]

@@ -271,7 +271,7 @@ class Join:
         if tally is not None:
             if entry.step is None:
                 entry.step = placed.step
-                tally.take_in(entry, entry.parts)
+                tally.take_in(entry, list(entry.parts))
             else:
                 tally.received.update(new)
         entry.outcome = placed.outcome
@@ -286,6 +286,7 @@ class Join:
             self._stop_waiting(entry)
             if {"rollout", "train"} <= entry.parts.keys():  # it waited for the reference side only
                 entry.outcome = Outcome.JOINED
+                tally.outcomes[Outcome.JOINED] += 1
                 pairs.append(_pair(entry))
             else:
                 entry.outcome = Outcome.EVICTED
@@ -350,8 +351,11 @@ class Join:
 
 
 def _pair(entry: Entry) -> Pair:
-    parts = entry.parts
-    return Pair(entry.key, entry.sample_id, parts["rollout"], parts["train"], parts.get("ref"))
+    parts, step = entry.parts, entry.step
+    assert step is not None  # the train side tells it
+    return Pair(
+        entry.key, entry.sample_id, step, parts["rollout"], parts["train"], parts.get("ref")
+    )
 
 
 def _conflict(arriving: Arriving, index: int, entry: Entry) -> Conflict:

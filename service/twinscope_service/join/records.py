@@ -55,6 +55,7 @@ class Pair:
 
     key: bytes
     sample_id: str
+    step: int
     rollout: Part
     train: Part
     ref: Part | None

@@ -24,6 +24,7 @@ class StoredBatch:
     kind: BatchKind
     step: int | None
     file: str
+    bytes: int
     receipt: Receipt
     settled: Mapping[int, int]  # sample -> join.records.Outcome
     done: bool
@@ -114,6 +115,10 @@ class Store(Protocol):
 
     def closed_steps(self, run: str) -> list[int]:
         """The numbers of all closed steps that are known, ascending."""
+        ...
+
+    def count_steps(self, run: str) -> int:
+        """How many closed steps are known."""
         ...
 
     def step(self, run: str, step: int) -> StepView | None:

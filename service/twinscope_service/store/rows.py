@@ -26,6 +26,7 @@ def stored_batch(row: sqlite3.Row) -> StoredBatch:
         kind=row["kind"],
         step=row["step"],
         file=row["file"],
+        bytes=row["bytes"],
         receipt=Receipt(**receipt),
         settled=unpack_settled(row["settled"]),
         done=bool(row["done"]),

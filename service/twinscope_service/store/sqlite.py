@@ -169,6 +169,10 @@ class SqliteStore:
             row[0] for row in self._read("SELECT step FROM steps WHERE run = ? ORDER BY step", run)
         ]
 
+    def count_steps(self, run: str) -> int:
+        """How many closed steps are known."""
+        return int(self._read("SELECT count(*) AS n FROM steps WHERE run = ?", run)[0]["n"])
+
     def step(self, run: str, step: int) -> StepView | None:
         """One closed step."""
         rows = self._read("SELECT * FROM steps WHERE run = ? AND step = ?", run, step)

@@ -1,0 +1,106 @@
+"""A step closes: the verdict, the detectors, the causes, and one transaction that keeps it all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from twinscope_service.detect.bands import Judgement
+from twinscope_service.join.records import Closing
+from twinscope_service.join.tally import StepTally
+from twinscope_service.measure.merge import without_rows
+from twinscope_service.runstate import OpenStep, RunState, events_of
+from twinscope_service.stages import DetectorState, Meter, Stages
+from twinscope_service.stepview import join_counts, step_facts, view_step
+from twinscope_service.store.base import BlobKind, ClosedStep, Store
+from twinscope_service.store.summaries import pack
+from twinscope_service.views import AlertView, Metrics, StepView
+
+By = Literal["complete", "call", "grace", "ttl"]
+EVENTS = 200  # latest events of the run that a diagnosis looks at
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a step is when its data stop coming. `at`: seconds since the epoch."""
+
+    tally: StepTally
+    closing: Closing
+    at: float
+    by: By
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the detectors say about a step, and what they carry on."""
+
+    state: DetectorState | None = None
+    alerts: Sequence[AlertView] = ()
+
+
+def conclude(
+    state: RunState, opened: OpenStep, leaving: Left, *, stages: Stages, meter: Meter, store: Store
+) -> tuple[StepView, Findings]:
+    """detect -> diagnose: what is to be said about a step whose data are complete or given up.
+
+    Each stage may crash: the step is then `unknown` with the stage's name as the reason.
+    """
+    summary, crashed = opened.summary(), opened.crashed.add
+    metrics: Metrics = {}
+    judgement, findings = Judgement("unknown"), Findings()
+    with meter.survive("judge", crashed=crashed):
+        metrics = stages.derive(summary)
+        facts = step_facts(opened, leaving.tally, summary)
+        judgement = stages.judge(summary, metrics, facts=facts, bands=stages.bands)
+    view = replace(
+        view_step(opened, leaving.tally, summary, metrics=metrics, judgement=judgement),
+        state="closed",
+        evicted={"step_closed": sum(leaving.closing.evicted.values())},
+        closed_at=leaving.at,
+        closed_by=leaving.by,
+    )
+    with meter.survive("detect", crashed=crashed):
+        findings = Findings(*stages.detect(state.detector, view, summary))
+    with meter.survive("diagnose", crashed=crashed):
+        context = replace(
+            opened.context,
+            join=join_counts(leaving.tally, evicted=view.evicted),
+            events=events_of(store.events(state.run, limit=EVENTS)),
+        )
+        causes = stages.diagnose(summary, context=context, history=state.history())
+        view = replace(view, diagnosis=tuple(cause.as_json() for cause in causes))
+    view = replace(view, findings=tuple(alert.as_json() for alert in findings.alerts))
+    return view, findings
+
+
+def never_ok_unseen(view: StepView, opened: OpenStep) -> StepView:
+    """A crashed stage leaves `unknown`, whatever the other stages said."""
+    if not opened.crashed:
+        return view
+    untold = [s for s in sorted(opened.crashed) if not any(s in reason for reason in view.reasons)]
+    reasons = (*view.reasons, *(f"{stage} failed on this step; see the log" for stage in untold))
+    return replace(view, verdict="unknown", reasons=reasons)
+
+
+def closed_step(
+    view: StepView, findings: Findings, opened: OpenStep, closing: Closing, *, meter: Meter
+) -> ClosedStep:
+    """The record that the store keeps in one transaction."""
+    blobs: dict[BlobKind, bytes] = {"memory": closing.memory}
+    with meter.survive("pack", crashed=opened.crashed.add):
+        summary = opened.summary()
+        blobs["summary"] = pack(without_rows(summary))
+        if len(summary.rows.keys):
+            blobs["rows"] = pack(summary)
+        evidence = opened.evidence_body()
+        if evidence is not None:
+            blobs["evidence"] = evidence
+    return ClosedStep(
+        view=never_ok_unseen(view, opened),
+        blobs=blobs,
+        settled=closing.settled,
+        finished_summaries=tuple(opened.summaries),
+        detector_state=findings.state,
+        alerts=findings.alerts,
+    )

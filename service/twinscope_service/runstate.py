@@ -1,0 +1,140 @@
+"""What is in memory of one run: its join, its open steps, its past as diagnosis needs it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinscope.wire.batch import Batch
+from twinscope_service.diagnose.context import Context, Event, History, StepPoint
+from twinscope_service.join.gather import gather
+from twinscope_service.join.join import Join
+from twinscope_service.join.records import Load, Pair
+from twinscope_service.measure.merge import merge_all
+from twinscope_service.measure.records import COVERAGE, Summary
+from twinscope_service.stages import Meter, Stages
+from twinscope_service.store.base import ClosedStep
+from twinscope_service.views import StepView
+
+MERGE_AT = 32  # block summaries kept apart before they are merged: rows are copied log times
+POINTS = 256  # closed steps that trends look back on
+
+
+@dataclass
+class OpenStep:
+    """One step while its data arrive: headers, block summaries, what went wrong."""
+
+    run: str
+    step: int
+    opened_at: float  # seconds since the epoch
+    context: Context
+    touched: float | None = None  # monotonic; None: only waiting rollout or ref samples so far
+    noted: set[int] = field(default_factory=set)  # batches whose headers are in `context`
+    parts: list[Summary] = field(default_factory=list)
+    summaries: list[int] = field(default_factory=list)  # batches of kind summary
+    crashed: set[str] = field(default_factory=set)
+
+    def add(self, part: Summary) -> None:
+        """Merge one more part, now or soon."""
+        self.parts.append(part)
+        if len(self.parts) >= MERGE_AT:
+            self.parts = [merge_all(self.parts)]
+
+    def summary(self) -> Summary:
+        """Everything measured so far."""
+        self.parts = [merge_all(self.parts)]
+        return self.parts[0]
+
+    def evidence_body(self) -> bytes | None:
+        """The worst and some random samples as a trace body; None: nothing was kept."""
+        return None
+
+    def note(self, seq: int, batch: Batch) -> None:
+        """Keep what a batch's header says, once."""
+        if seq not in self.noted:
+            self.noted.add(seq)
+            self.context = self.context.with_batch(batch)
+
+
+class RunState:
+    """One run in memory. Guarded by the pipeline's lock."""
+
+    def __init__(self, run: str, join: Join, *, seen: float) -> None:
+        self.run, self.join = run, join
+        self.steps: dict[int, OpenStep] = {}
+        self.points: deque[StepPoint] = deque(maxlen=POINTS)
+        self.baseline: Summary | None = None  # of the latest step that was `ok`
+        self.last: StepView | None = None
+        self.tokens: Counter[str] = Counter()  # measure.records.COVERAGE, closed steps
+        self.detector: Mapping[str, Any] | None = None  # what the detectors carry on
+        self.seen = seen  # monotonic
+
+    def open(self, step: int, *, now: float) -> OpenStep:
+        """An open step, new or known. `now`: seconds since the epoch."""
+        if step not in self.steps:
+            context = Context(run=self.run, step=step)
+            self.steps[step] = OpenStep(self.run, step, now, context)
+        return self.steps[step]
+
+    def measure(self, pairs: Sequence[Pair], load: Load, *, stages: Stages, meter: Meter) -> None:
+        """Measure pairs and add them to their steps. A crash marks the steps, nothing else."""
+        for step, members in self._by_step(pairs).items():
+            opened = self.steps[step]
+            with meter.survive("measure", crashed=opened.crashed.add):
+                for pair in members:
+                    for part in (pair.rollout, pair.train, pair.ref):
+                        if part is not None and part.batch not in opened.noted:
+                            opened.note(part.batch, load(part.batch))
+                for block in gather(members, load, block_tokens=stages.block_tokens):
+                    opened.add(stages.engine.measure(block, stages.options))
+
+    def _by_step(self, pairs: Iterable[Pair]) -> dict[int, list[Pair]]:
+        by_step: dict[int, list[Pair]] = {}
+        for pair in pairs:
+            by_step.setdefault(pair.step, []).append(pair)
+        return by_step
+
+    def remember(self, closed: ClosedStep, summary: Summary) -> None:
+        """A step is closed: part of the run's past from now on."""
+        view, self.detector = closed.view, closed.detector_state
+        self.points.append(point_of(view, summary))
+        self.last = view
+        self.tokens.update(view.coverage)
+        if view.verdict == "ok":
+            self.baseline = summary
+
+    def history(self) -> History:
+        """The run before the step that is closing."""
+        return History(points=tuple(self.points), baseline=self.baseline)
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is open and nothing waits."""
+        return not self.steps and not self.join.steps and not self.join.waiting_samples
+
+
+def point_of(view: StepView, summary: Summary | None = None) -> StepPoint:
+    """One closed step, reduced to what trends need. Versions: the newest of its samples."""
+    return StepPoint(
+        step=view.step,
+        k3=view.metrics.get("k3_mean"),
+        tokens=view.coverage.get(COVERAGE[1], 0),
+        verdict=view.verdict,
+        rollout_version=None if summary is None else _newest(summary, "rollout_version"),
+        train_version=None if summary is None else _newest(summary, "train_version"),
+    )
+
+
+def _newest(summary: Summary, attribute: str) -> int | None:
+    from twinscope_service.measure.records import ATTRIBUTE
+
+    index = ATTRIBUTE[attribute]
+    known = (summary.rows.known >> index) & 1 == 1
+    return int(summary.rows.attributes[known, index].max()) if known.any() else None
+
+
+def events_of(rows: Iterable[tuple[int | None, str, dict[str, object]]]) -> tuple[Event, ...]:
+    """Stored events as diagnosis takes them."""
+    return tuple(Event(step, kind, fields) for step, kind, fields in rows)
