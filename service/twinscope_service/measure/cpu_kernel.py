@@ -1,0 +1,340 @@
+"""The fused pass over a whole block of samples, compiled: cpu_blocks.py run over every sample.
+
+Samples are taken in the order of their keys, so that ties among the worst tokens fall the same way
+however the samples arrived.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from twinscope_service.measure import cpu_blocks as blocks
+from twinscope_service.measure.cpu_blocks import BLOCK
+from twinscope_service.measure.cpu_math import rho_block
+from twinscope_service.measure.records import F64, I64
+
+
+class Pairs(NamedTuple):
+    """The input, read-only. `begin` and `end` [S] bound the live spans, in the order of rows."""
+
+    q: NDArray[np.float32]  # [N]
+    p: NDArray[np.float32]  # [N]
+    mask: NDArray[np.uint8]  # [N], or [0] where every token counts
+    begin: I64  # [S]
+    end: I64  # [S]
+    lags: I64  # [S, L] lags to scan
+    log_position: F64  # [longest live span] ln(1 + t)
+    betas: F64  # [len(BOUND_TEMPERATURES)]
+
+
+class Settings(NamedTuple):
+    """MeasureOptions, as the kernel needs them."""
+
+    clamp: float
+    log_low: float
+    log_high: float
+    lag_window: int
+    hist_base: int
+    hist_buckets: int
+
+
+class Totals(NamedTuple):
+    """The output; everything is added to. P stands for the columns of PROFILE."""
+
+    classes: I64  # [5]
+    rows: F64  # [S, len(KERNEL_COLUMNS)]
+    max_abs: F64  # [S]
+    extremes: F64  # [6]: |Δ|, Δ, −Δ, −q, −p, |e^p − e^q|
+    bounds: I64
+    histogram: I64  # [2 · buckets + 1], the last one collects Δ = 0 and uncounted tokens
+    position: F64  # [24, P]
+    from_end: F64  # [24, P]
+    first: F64  # [8, P]
+    last: F64  # [8, P]
+    relative: F64  # [16, P]
+    q_profile: F64  # [32, P]
+    lag_totals: F64  # [17, 8] LAG_COLUMNS
+    lag_count: F64  # [S, L]
+    lag_size: F64  # [S, L]
+    head: F64  # [S, 2, 8]
+    first_big: I64  # [S]
+    worst_size: F64  # [K] descending
+    worst_token: I64  # [K] index into N, −1: none
+    worst_row: I64  # [K]
+    slot: NDArray[np.int32]  # [BLOCK] scratch
+
+
+class Window(NamedTuple):
+    """The first tokens of one sample, kept for the lag scan; float64 [lag_window]."""
+
+    w: F64
+    q: F64
+    p: F64
+    both: F64
+    d: F64
+    rho: F64
+    rho_m1: F64
+    k3: F64
+
+
+@njit(nogil=True, cache=True)
+def measure_samples(pairs: Pairs, settings: Settings, b: F64, window: Window, out: Totals) -> None:
+    """Every sample, block by block."""
+    run = np.zeros(8)
+    for row in range(pairs.begin.size):
+        begin, end = pairs.begin[row], pairs.end[row]
+        b[blocks.CARRY :] = 0.0
+        heads = 0
+        for start in range(begin, end, BLOCK):
+            n = min(BLOCK, end - start)
+            t = start - begin
+            counted = blocks.load(
+                pairs.q, pairs.p, pairs.mask, start, n, settings.clamp, b, out.classes
+            )
+            if t < settings.lag_window:
+                keep_window(b, n, t, window)
+            if counted == 0:
+                b[blocks.CARRY :] = 0.0
+                continue
+            if heads < out.head.shape[2]:
+                heads = add_heads(b, n, heads, out.head[row])
+            blocks.transform(n, b)
+            add_columns(pairs, settings, b, n, t, out, row)
+            add_histogram(settings, b, n, out.slot, out.histogram)
+            add_q_profile(b, n, out.slot, out.q_profile)
+            add_profiles(b, n, t, end - begin, out, run, out.rows[row])
+            add_worst(b, n, start, row, out)
+            blocks.remember(b, n)
+        out.rows[row, blocks.AT_LENGTH] = end - begin
+        scan_lags(pairs.lags[row], min(end - begin, settings.lag_window), settings, window, out, row)
+
+
+@njit(nogil=True, cache=True)
+def profile_runs(
+    pairs: Pairs, settings: Settings, b: F64, begins: I64, ends: I64, out: F64
+) -> None:
+    """PROFILE sums [R, 8] of runs of tokens (parts of samples sampled by one weight version)."""
+    ignored = np.zeros(5, np.int64)
+    for run in range(begins.size):
+        for start in range(begins[run], ends[run], BLOCK):
+            n = min(BLOCK, ends[run] - start)
+            blocks.load(pairs.q, pairs.p, pairs.mask, start, n, settings.clamp, b, ignored)
+            blocks.transform(n, b)
+            blocks.add_run(b, 0, n, out[run])
+
+
+@njit(nogil=True, cache=True)
+def add_columns(
+    pairs: Pairs, settings: Settings, b: F64, n: int, t: int, out: Totals, row: int
+) -> None:
+    """Everything that goes into the sample's row, and the extremes."""
+    sums = out.rows[row]
+    blocks.add_pair(b, n, sums)
+    blocks.add_moments(b, n, sums)
+    gap = blocks.add_probability(b, n, sums)
+    blocks.add_counts(b, n, settings.log_low, settings.log_high, sums)
+    blocks.add_grid(b, n, sums)
+    blocks.add_midpoint(b, n, sums)
+    blocks.add_position(b, n, pairs.log_position[t : t + n], sums)
+    blocks.add_fills(b, blocks.Q, blocks.P, b[blocks.CARRY + 3], n, sums, blocks.AT_FILL_Q)
+    blocks.add_fills(b, blocks.P, blocks.Q, b[blocks.CARRY + 4], n, sums, blocks.AT_FILL_P)
+    blocks.add_bounds(b, n, pairs.betas, out.bounds)
+    largest = blocks.add_extremes(b, n, out.extremes)
+    out.extremes[5] = max(out.extremes[5], gap)
+    out.max_abs[row] = max(out.max_abs[row], largest)
+    if largest > blocks.DISAGREE:
+        first = blocks.add_big(b, n, sums)
+        if first >= 0 and out.first_big[row] < 0:
+            out.first_big[row] = t + first
+
+
+@njit(nogil=True, cache=True)
+def add_heads(b: F64, n: int, heads: int, head: F64) -> int:
+    """The first counted tokens of a sample into head [2, 8]; returns how many it holds now."""
+    for i in range(n):
+        if heads == head.shape[1]:
+            break
+        if b[blocks.W + i] > 0.0:
+            head[0, heads] = b[blocks.Q + i]
+            head[1, heads] = b[blocks.P + i]
+            heads += 1
+    return heads
+
+
+@njit(nogil=True, cache=True, fastmath=blocks.ELEMENTWISE)
+def add_histogram(settings: Settings, b: F64, n: int, slot: NDArray[np.int32], out: I64) -> None:
+    """The histogram of |Δ|: bucket by the bits of its float32 form."""
+    base, buckets = np.int32(settings.hist_base), np.int32(settings.hist_buckets)
+    for i in range(n):
+        bits = np.float32(abs(b[blocks.RAW + i])).view(np.int32)
+        bucket = min(max((bits >> np.int32(17)) - base, np.int32(0)), buckets - np.int32(1))
+        bucket += buckets if b[blocks.RAW + i] < 0.0 else np.int32(0)
+        slot[i] = bucket if bits != 0 else buckets + buckets
+    for i in range(n):
+        out[slot[i]] += 1
+
+
+@njit(nogil=True, cache=True, fastmath=blocks.ELEMENTWISE)
+def add_q_profile(b: F64, n: int, slot: NDArray[np.int32], out: F64) -> None:
+    """The profile by q: buckets of half a nat."""
+    for i in range(n):
+        slot[i] = np.int32(min(-2.0 * b[blocks.Q + i], 31.0))
+    for i in range(n):
+        add_token(b, i, out[slot[i]])
+
+
+@njit(nogil=True, cache=True)
+def add_token(b: F64, i: int, target: F64) -> None:
+    """PROFILE values of one token."""
+    d, lr = b[blocks.D + i], b[blocks.LR + i]
+    target[0] += b[blocks.W + i]
+    target[1] += d
+    target[2] += abs(d)
+    target[3] += d * d
+    target[4] += b[blocks.K3 + i]
+    target[5] += b[blocks.RHO + i]
+    target[6] += lr
+    target[7] += lr * lr
+
+
+@njit(nogil=True, cache=True)
+def digits(value: int) -> int:
+    """Binary digits of value >= 0."""
+    count = 0
+    while value > 0:
+        value >>= 1
+        count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def add_profiles(
+    b: F64, n: int, t0: int, length: int, out: Totals, run: F64, row: F64
+) -> None:
+    """Profiles by position, and the row's PROFILE columns.
+
+    The buckets are runs of positions: cut the block where any of them changes and add whole runs.
+    """
+    t, end = t0, t0 + n
+    while t < end:
+        rest = length - 1 - t
+        near, far, part = digits(t), digits(rest), 16 * t // length
+        stop = min(end, 1 << near, ((part + 1) * length + 15) // 16)
+        stop = min(stop, length - (1 << (far - 1)) if far > 0 else length)
+        run[:] = 0.0
+        blocks.add_run(b, t - t0, stop - t0, run)
+        for c in range(8):
+            out.position[min(near, 23), c] += run[c]
+            out.from_end[min(far, 23), c] += run[c]
+            out.relative[part, c] += run[c]
+            row[blocks.AT_PROFILE + c] += run[c]
+        t = stop
+    for t in range(t0, min(end, 8)):
+        add_token(b, t - t0, out.first[t])
+    for t in range(max(t0, length - 8), end):
+        add_token(b, t - t0, out.last[length - 1 - t])
+
+
+@njit(nogil=True, cache=True)
+def add_worst(b: F64, n: int, start: int, row: int, out: Totals) -> None:
+    """Keep the K largest |Δ|; an equal one later is not worse."""
+    size, k = out.worst_size, out.worst_size.size
+    if k == 0 or out.max_abs[row] <= size[k - 1]:
+        return
+    for i in range(n):
+        value = abs(b[blocks.RAW + i])
+        if value > size[k - 1]:
+            j = k - 1
+            while j > 0 and size[j - 1] < value:
+                size[j] = size[j - 1]
+                out.worst_token[j] = out.worst_token[j - 1]
+                out.worst_row[j] = out.worst_row[j - 1]
+                j -= 1
+            size[j] = value
+            out.worst_token[j] = start + i
+            out.worst_row[j] = row
+
+
+@njit(nogil=True, cache=True)
+def keep_window(b: F64, n: int, t: int, window: Window) -> None:
+    """Copy the block's part of the lag window, positions t and on."""
+    few = min(n, window.w.size - t)
+    window.w[t : t + few] = b[blocks.W : blocks.W + few]
+    window.q[t : t + few] = b[blocks.Q : blocks.Q + few]
+    window.p[t : t + few] = b[blocks.P : blocks.P + few]
+
+
+@njit(nogil=True, cache=True)
+def scan_lags(
+    lags: I64, size: int, settings: Settings, window: Window, out: Totals, row: int
+) -> None:
+    """LAG_COLUMNS of q[t] against p[t + lag] for each of lags [L]."""
+    sums = np.zeros(8)
+    for k in range(lags.size):
+        lag = lags[k]
+        n = size - abs(lag)
+        if n <= 0:
+            continue
+        sums[:] = 0.0
+        at_q, at_p = max(0, -lag), max(0, lag)
+        pair_up(window, at_q, at_p, n, settings.clamp)
+        rho_block(window.d, n, window.rho, window.rho_m1, window.k3)
+        add_lag(window, at_q, at_p, n, sums)
+        out.lag_count[row, k] = sums[0]
+        out.lag_size[row, k] = sums[1]
+        if k < out.lag_totals.shape[0]:
+            out.lag_totals[k] += sums
+
+
+@njit(nogil=True, cache=True, fastmath=blocks.ELEMENTWISE)
+def pair_up(window: Window, at_q: int, at_p: int, n: int, clamp: float) -> None:
+    """both and clamped Δ of q[at_q + i] against p[at_p + i]."""
+    for i in range(n):
+        both = window.w[at_q + i] * window.w[at_p + i]
+        d = window.p[at_p + i] - window.q[at_q + i]
+        window.both[i] = both
+        window.d[i] = both * min(max(d, -clamp), clamp)
+
+
+@njit(nogil=True, cache=True, fastmath=blocks.SUMS)
+def add_lag(window: Window, at_q: int, at_p: int, n: int, sums: F64) -> None:
+    """LAG_COLUMNS of the aligned tokens."""
+    count = size = k3 = sq = sp = sqq = spp = sqp = 0.0
+    for i in range(n):
+        q, p = window.both[i] * window.q[at_q + i], window.both[i] * window.p[at_p + i]
+        count += window.both[i]
+        size += abs(window.d[i])
+        k3 += window.k3[i]
+        sq += q
+        sp += p
+        sqq += q * q
+        spp += p * p
+        sqp += q * p
+    sums[0] += count
+    sums[1] += size
+    sums[2] += k3
+    sums[3] += sq
+    sums[4] += sp
+    sums[5] += sqq
+    sums[6] += spp
+    sums[7] += sqp
+
+
+def new_window(size: int) -> Window:
+    """Scratch space for the lag scan."""
+    return Window(*np.zeros((len(Window._fields), max(size, 1))))
+
+
+def log_positions(longest: int) -> F64:
+    """ln(1 + t) for t below `longest`."""
+    return np.log1p(np.arange(longest, dtype=np.float64))
+
+
+def log_range(low: float, high: float) -> tuple[float, float]:
+    """The clip range of ρ as a range of Δ."""
+    return math.log(low), math.log(high)
