@@ -66,7 +66,7 @@ class NumpyDialect:
         """See `Dialect.write`: one pass over the source."""
         numpy = sys.modules["numpy"]
         for found in {part.dtype for part in parts}:
-            _refuse_fractions(field, dtype, fractional=found.kind not in "iub", name=str(found))
+            _check_kind(field, dtype, kind=found.kind, name=str(found))
         if dtype == "U8":
             parts = [part if part.dtype.kind == "b" else part != 0 for part in parts]
         target = numpy.frombuffer(out, NUMPY_NAMES[dtype])
@@ -106,8 +106,8 @@ class TorchDialect:
         torch = sys.modules["torch"]
         flat = [part.reshape(-1) for part in parts]
         source = flat[0] if len(flat) == 1 else torch.cat(flat)
-        fractional = source.is_floating_point() or source.is_complex()
-        _refuse_fractions(field, dtype, fractional=fractional, name=str(source.dtype))
+        kind = "c" if source.is_complex() else "f" if source.is_floating_point() else "i"
+        _check_kind(field, dtype, kind=kind, name=str(source.dtype))
         wanted = getattr(torch, NUMPY_NAMES[dtype])
         if dtype == "U8":
             source = source != 0
@@ -212,7 +212,9 @@ def _size(part: Array) -> int:
     return len(part.reshape(-1)) if hasattr(part, "reshape") else len(part)
 
 
-def _refuse_fractions(field: str, dtype: DType, *, fractional: bool, name: str) -> None:
-    """Casting NaN or 0.5 to an integer would invent a value."""
-    if fractional and dtype in ("I32", "I64"):
-        raise WireError(field, f"dtype {name}", "pass integers")
+def _check_kind(field: str, dtype: DType, *, kind: str, name: str) -> None:
+    """Casting 0.5 or NaN to an integer, or a complex number to a real one, invents a value."""
+    wanted = "iub" if dtype in ("I32", "I64") else "iubfV"  # V: numpy's view of ml_dtypes' bf16
+    if kind not in wanted:
+        what = "integers" if dtype in ("I32", "I64") else "real numbers"
+        raise WireError(field, f"dtype {name}", f"pass {what}")

@@ -186,6 +186,10 @@ class HttpSink:
             self._connection.close()
         self._connection = self._sock = None
 
+    def close(self) -> None:
+        """Hang up."""
+        self._drop()
+
     def abort(self) -> None:
         """Wake a `send` that waits for the service."""
         sock = self._sock

@@ -11,7 +11,7 @@ import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from twinscope.books import Count
@@ -19,6 +19,7 @@ from twinscope.slabs import Slab
 from twinscope.wire.schema import CONTENT_TYPE, ITEM_BYTES, TENSOR_BY_NAME
 
 JSON_TYPE = "application/json"
+LABEL_BYTES = 80  # of a short Python string and its place in a list
 MESSAGE_OVERHEAD = 512  # bytes of bookkeeping that a message costs beside its body
 
 
@@ -74,10 +75,25 @@ class Block:
         """N, masked tokens included."""
         return int(self.offsets[-1])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return sum(len(view) for views in self.columns.values() for view in views)
+    def weigh(self) -> Callable[[int], int]:
+        """A function of s: the bytes that the first s samples take, header included (about)."""
+        width = {"N": 0, "M": 0, "S": LABEL_BYTES * self._labels(), "S+1": 8}
+        for name, views in self.columns.items():
+            spec = TENSOR_BY_NAME[name]
+            width[spec.shape[-1]] += ITEM_BYTES[spec.dtype] * len(views)
+        tokens, samples, prompts = self.offsets, width["S"] + width["S+1"], None
+        if "prompt_offsets" in self.columns:
+            prompts = self.columns["prompt_offsets"][0].cast("q")
+
+        def before(s: int) -> int:
+            prompt_tokens = int(prompts[s]) if prompts is not None else 0
+            return samples * s + width["N"] * int(tokens[s]) + width["M"] * prompt_tokens
+
+        return before
+
+    def _labels(self) -> int:
+        """Strings per sample in the header."""
+        return ("sample_ids" in self.header) + len(self.header.get("groups", ()))
 
 
 @dataclass(frozen=True)
@@ -88,20 +104,14 @@ class Part:
     first: int
     last: int
     batch_id: str
-    whole: bool = field(default=True)  # False: one of several parts
+    nbytes: int
+    whole: bool = True  # False: one of several parts
 
     @property
     def count(self) -> Count:
         """One batch and its tokens."""
         offsets = self.block.offsets
         return Count(batches=1, tokens=int(offsets[self.last] - offsets[self.first]))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory; a block's parts share its memory in proportion to their tokens."""
-        if self.whole:
-            return self.block.nbytes
-        return -(-self.block.nbytes * self.count.tokens // max(1, self.block.tokens))
 
     def post(self) -> Post:
         """Encode: slices of the block's columns, offsets counted from the part's first token."""
@@ -168,17 +178,17 @@ class Part:
 
 def split_block(block: Block, post_bytes: int) -> list[Part]:
     """Parts of about `post_bytes` bytes each, cut between samples; one sample is never cut."""
-    batch_id = new_id()
-    if block.nbytes <= post_bytes:
-        return [Part(block, 0, block.samples, batch_id)]
-    per_part = max(1, post_bytes * block.tokens // block.nbytes)  # tokens
+    batch_id, before, samples = new_id(), block.weigh(), block.samples
+    if before(samples) <= post_bytes:
+        return [Part(block, 0, samples, batch_id, before(samples))]
     parts: list[Part] = []
     first = 0
-    while first < block.samples:
-        target = block.offsets[first] + per_part
-        last = max(first + 1, bisect_right(block.offsets, target) - 1)
-        last = min(last, block.samples)
-        parts.append(Part(block, first, last, f"{batch_id}.{len(parts)}", whole=False))
+    while first < samples:
+        limit = before(first) + post_bytes
+        last = bisect_right(range(samples + 1), limit, lo=first + 1, key=before) - 1
+        last = max(last, first + 1)
+        size = before(last) - before(first)
+        parts.append(Part(block, first, last, f"{batch_id}.{len(parts)}", size, whole=False))
         first = last
     return parts
 
@@ -211,6 +221,15 @@ def message(path: str, fields: Mapping[str, Any]) -> Message:
     """A message whose fields are written out now: later changes by the caller do not matter."""
     text = json.dumps(fields, separators=(",", ":"), allow_nan=False)
     return Message(path, text.encode(), new_id())
+
+
+def late_event(run: str, kind: str, fields: Callable[[], Mapping[str, Any]]) -> Message:
+    """An event whose fields are gathered on the sending thread, when it is sent."""
+
+    def body() -> bytes:
+        return json.dumps({"run": run, "kind": kind, "fields": fields()}, allow_nan=False).encode()
+
+    return Message("/v1/events", body, new_id())
 
 
 def new_id() -> str:

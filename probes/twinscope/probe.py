@@ -8,7 +8,6 @@ per kind.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import re
@@ -23,7 +22,7 @@ from twinscope.clock import Clock, SystemClock
 from twinscope.errors import WireError
 from twinscope.fingerprint import describe_process, find_rank
 from twinscope.guard import Guard
-from twinscope.items import Item, Message, message, new_id, split_block
+from twinscope.items import Item, late_event, message, split_block
 from twinscope.lifecycle import watch_exit, watch_fork
 from twinscope.plain import finite_scalars, plain_object, read_step
 from twinscope.settings import SETTINGS, ProbeSettings, resolve_settings
@@ -60,9 +59,12 @@ class Meter:
 
 
 def guarded(
-    neutral: R,
+    neutral: R, *, timed: bool = True
 ) -> Callable[[Callable[Concatenate[Probe, P], R]], Callable[Concatenate[Probe, P], R]]:
-    """A public call: nothing at all when the probe is off, guarded and timed when it is on."""
+    """A public call: nothing at all when the probe is off, guarded when it is on.
+
+    `timed`: its time counts as the host's; not for calls that are asked to wait.
+    """
 
     def decorate(
         method: Callable[Concatenate[Probe, P], R],
@@ -77,7 +79,8 @@ def guarded(
                     method.__name__, neutral, lambda: method(self, *args, **kwargs)
                 )
             finally:
-                self._meter.add(self._clock.monotonic() - start)
+                if timed:
+                    self._meter.add(self._clock.monotonic() - start)
 
         return call
 
@@ -304,21 +307,19 @@ class Probe:
         self._announced = True
         environment, settings = self._environment, self._settings
 
-        def body() -> bytes:
-            facts = describe_process(environment, send_hostname=settings.send_hostname)
-            event = {"run": settings.run, "kind": "probe_attached", "fields": facts}
-            return json.dumps(event).encode()
+        def describe() -> dict[str, Any]:
+            return describe_process(environment, send_hostname=settings.send_hostname)
 
-        self._shipper.submit(Message("/v1/events", body, new_id()))
+        self._shipper.submit(late_event(settings.run, "probe_attached", describe))
 
     # ---- lifecycle ----
 
-    @guarded(neutral=False)
+    @guarded(neutral=False, timed=False)
     def flush(self, timeout: float | None = 10.0) -> bool:
         """Wait until the service has acknowledged everything; False when `timeout` s pass first."""
         return self._shipper.flush(timeout)
 
-    @guarded(neutral=None)
+    @guarded(neutral=None, timed=False)
     def close(self, timeout: float | None = None) -> None:
         """Take no more, wait at most `timeout` s (default: exit_timeout_s) for what is pending.
 

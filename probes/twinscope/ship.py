@@ -11,14 +11,16 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from twinscope.books import Count
 from twinscope.buffer import Buffer
 from twinscope.clock import Clock, Pause
 from twinscope.errors import WireError
 from twinscope.guard import Guard
-from twinscope.items import Item
+from twinscope.items import Item, Message, late_event
 from twinscope.lifecycle import watch_multiprocessing
 from twinscope.settings import ProbeSettings
 from twinscope.sink import Answer, Sink
@@ -29,6 +31,7 @@ logger = logging.getLogger("twinscope")
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 SPOOL_RETRY_S = 30.0  # after a write to the spool failed (disk full, no permission)
 SPOOL_ABOVE = 0.5  # of the buffer: beyond it even a living service's backlog goes to the spool
+REPORT_EVERY_S = 30.0  # losses are reported at most this often
 BROKEN_PAUSE_S = 1.0  # after an error of our own on the sending thread
 EXIT_SHARE = 0.6  # of the time for closing is for sending; with a spool, the rest for writing
 BROKEN = Answer("broken")
@@ -87,6 +90,8 @@ class Shipper:
         self._spool_pause = Pause(self._clock)
         self._last_try = False  # closing, and an attempt has failed since
         self._nudged = False
+        self._reported = Count()  # losses that the service knows of
+        self._report_pause = Pause(self._clock)
         self._failing: tuple[str, float] | None = None  # batch id, since when it gets 5xx
 
     # ---- the host's side ----
@@ -127,6 +132,8 @@ class Shipper:
             if not self._closing:
                 self._closing = True
                 self._closing_time.begin(timeout_s)
+                if self._thread is not None:
+                    self.buffer.put(self._report("probe_detached"))
             self.buffer.close()
             self._nudge()
 
@@ -194,6 +201,8 @@ class Shipper:
                 self._wait(BROKEN_PAUSE_S)
         if self._spool is not None:
             self._guard.run("spool", None, self._spool.close)
+        if self._sink is not None:
+            self._guard.run("close", None, self._sink.close)
 
     def _turn(self) -> bool:
         """One decision; False when the thread's work is done."""
@@ -268,6 +277,7 @@ class Shipper:
         if answer.outcome == "accepted":
             self._recover()
             self._book(item, "shipped")
+            self._report_losses()
         elif answer.outcome == "rejected":
             self._recover()
             self._guard.note(f"post refused with {answer.status}", f"{answer.detail}")
@@ -306,6 +316,27 @@ class Shipper:
         self._guard.last_error = f"post: {answer.status or answer.outcome} {answer.detail}"
         self._told_to_wait = answer.retry_after_s is not None
         self._pause.begin(self._backoff.next_delay(answer.retry_after_s))
+
+    def _report_losses(self) -> None:
+        """Now that the service listens: what it will never see, if there is anything new."""
+        lost = self.buffer.read(lambda ledger: sum(ledger.dropped.values(), Count()))
+        if lost != self._reported and self._report_pause.left() <= 0:
+            self._reported = lost
+            self._report_pause.begin(REPORT_EVERY_S)
+            self.buffer.put(self._report("probe_loss"))
+
+    def _report(self, kind: str) -> Message:
+        """An event with the books as they are when it is sent."""
+
+        def books() -> dict[str, Any]:
+            return self.buffer.read(
+                lambda ledger: {
+                    "captured": asdict(ledger.captured),
+                    "dropped": {name: asdict(count) for name, count in ledger.dropped.items()},
+                }
+            )
+
+        return late_event(self._settings.run, kind, books)
 
     def _failing_too_long(self, item: Item) -> bool:
         now = self._clock.monotonic()

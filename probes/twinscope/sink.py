@@ -33,6 +33,10 @@ class Sink(Protocol):
         """Make a `send` that another thread is waiting in return soon."""
         ...
 
+    def close(self) -> None:
+        """The sending thread ends."""
+        ...
+
     def forget_after_fork(self) -> None:
         """In the child: connections belong to the parent."""
         ...
