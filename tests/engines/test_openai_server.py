@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from float64_numbers import expected_metrics
-from service_process import ServiceProcess, free_port, running_service, stop, wait_until_up
+from service_process import ROOT, ServiceProcess, free_port, running_service, stop, wait_until_up
 
 from twinscope.hosts.openai import read_completion, read_completions
 
@@ -159,3 +159,16 @@ def test_token_strings_equal_token_ids(server: Server) -> None:
 
     assert by_strings["token_ids"] == by_ids["token_ids"]
     assert by_strings["logprobs"] == by_ids["logprobs"]
+
+
+def test_server_example_prints_the_verdict(
+    server: Server, tiny_llama: Path, service: ServiceProcess
+) -> None:
+    """examples/vllm_server.py against this server, as a user runs it."""
+    command = [sys.executable, str(ROOT / "examples/vllm_server.py")]
+    command += ["--server", server.url, "--url", service.url, "--run", "server-example"]
+    command += ["--model", str(tiny_llama), "--logprobs-mode", "raw_logprobs"]
+
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert printed.strip().splitlines()[-1].startswith("ok, rollout_train_kl")
