@@ -1,0 +1,349 @@
+"""One watched series: spike, level shift and growth, as a pure and resumable state machine.
+
+`update(state, observation, options=...) -> (state, findings)`. The arithmetic is in `kernels`, the
+limits in `thresholds`; here alarms become findings that begin, are confirmed, grow and end.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twinscope_service.detect import kernels as k
+from twinscope_service.detect.findings import DetectOptions, Finding, FindingState, Kind, Observation
+from twinscope_service.detect.thresholds import likelihood_arl, limits
+
+FLOOR = 1e-12  # smallest level on a log scale: k3 of float32 log-probs that differ by one ulp
+CONFIRM_TICKS = 10  # a provisional shift is confirmed within this many ticks, or withdrawn
+GROWTH_QUIET = 60  # ticks without a growth alarm after which growth is over
+SHIFT = k.UP | k.DOWN | k.CERTIFIED
+
+
+@dataclass(frozen=True)
+class Excursion:
+    """A spike, shift or growth that was reported and is not over."""
+
+    state: FindingState
+    tick: int  # of the last alarm about it
+    onset_step: int
+    before: float  # watched scale (y)
+    after: float
+    spread: float  # scale of one healthy y
+    calm: int = 0  # ticks in a row back at the old level
+
+
+@dataclass(frozen=True)
+class SeriesState:
+    """Everything remembered about one series; bounded; the lists are never written to in place."""
+
+    x: tuple[float, ...]  # scalars, kernels.SLOTS
+    rings: tuple[tuple[float, ...], ...]  # raw, winsorised, sampling variances, scores
+    ordered: tuple[float, ...]
+    steps: tuple[int, ...]  # trainer step of each tick, ring
+    unit_variance: float = 0.0  # sampling variance of y times tokens, smoothed; 0: unknown
+    spike: Excursion | None = None
+    shift: Excursion | None = None
+    growth: Excursion | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON; `from_json` gives the same state bit for bit."""
+        shown = {name: getattr(self, name) for name in ("spike", "shift", "growth")}
+        return {
+            "x": list(self.x),
+            "rings": [list(ring) for ring in self.rings],
+            "ordered": list(self.ordered),
+            "steps": list(self.steps),
+            "unit_variance": self.unit_variance,
+            **{name: None if e is None else dict(e.__dict__) for name, e in shown.items()},
+        }
+
+
+def fresh(series: str, *, two_sided: bool = False) -> SeriesState:
+    """State before the first value. The tie-breaking stream is seeded by the series' name."""
+    x = [0.0] * k.SLOTS
+    x[k.SEED] = float(zlib.crc32(series.encode()) % (k.MERSENNE - 1) + 1)
+    x[k.TWO_SIDED] = 1.0 if two_sided else 0.0
+    ring = (0.0,) * k.RING
+    return SeriesState(tuple(x), (ring,) * 4, (0.0,) * k.WINDOW, (0,) * k.RING)
+
+
+def from_json(stored: Mapping[str, Any]) -> SeriesState:
+    """Inverse of `as_json`. Raises ValueError when it was stored by another layout."""
+    x = tuple(map(float, stored["x"]))
+    rings = tuple(tuple(map(float, ring)) for ring in stored["rings"])
+    if len(x) != k.SLOTS or [len(ring) for ring in rings] != [k.RING] * 4:
+        raise ValueError("detector state of another layout; it starts afresh")
+    named = {n: None if stored[n] is None else Excursion(**stored[n]) for n in _EXCURSIONS}
+    return SeriesState(
+        x=x,
+        rings=rings,
+        ordered=tuple(map(float, stored["ordered"])),
+        steps=tuple(map(int, stored["steps"])),
+        unit_variance=float(stored["unit_variance"]),
+        **named,
+    )
+
+
+_EXCURSIONS = ("spike", "shift", "growth")
+
+
+def ready(state: SeriesState) -> bool:
+    """Is the burn-in over? Until then nothing was judged, which is `unknown`, not `ok`."""
+    return state.x[k.READY] == 1.0
+
+
+def update(
+    state: SeriesState, seen: Observation, *, options: DetectOptions
+) -> tuple[SeriesState, list[Finding]]:
+    """Take one observation in. A value that is missing or not finite changes nothing here."""
+    if seen.value is None or not math.isfinite(seen.value):
+        return state, []
+    y = math.log(max(seen.value, FLOOR)) if seen.scale == "log" else seen.value
+    work = _Work(state, seen, options)
+    k.update(y, work.sampling_variance(), work.x, work.rings, work.ordered)
+    work.steps[int(work.x[k.COUNT] - 1) % k.RING] = seen.step
+    work.judge(y, k.alarms(work.x, limits(options.target_arl * seen.family)))
+    return work.result(), work.findings
+
+
+class _Work:
+    """One update in progress: the lists the kernels write to, and what was found."""
+
+    def __init__(self, state: SeriesState, seen: Observation, options: DetectOptions) -> None:
+        self.state, self.seen, self.options = state, seen, options
+        self.x = list(state.x)
+        self.rings = tuple(list(ring) for ring in state.rings)
+        self.ordered = list(state.ordered)
+        self.steps = list(state.steps)
+        self.spike, self.shift, self.growth = state.spike, state.shift, state.growth
+        self.unit_variance = state.unit_variance
+        self.findings: list[Finding] = []
+
+    def result(self) -> SeriesState:
+        """The state after this update."""
+        return SeriesState(
+            x=tuple(self.x),
+            rings=tuple(tuple(ring) for ring in self.rings),
+            ordered=tuple(self.ordered),
+            steps=tuple(self.steps),
+            unit_variance=self.unit_variance,
+            spike=self.spike,
+            shift=self.shift,
+            growth=self.growth,
+        )
+
+    def sampling_variance(self) -> float:
+        """Variance of y that this batch size brings, from the standard errors of *earlier* batches.
+
+        A batch's own standard error must not judge it: one wild sample inflates both. Each new
+        error counts at most four times the running value, for the same reason.
+        """
+        seen, value = self.seen, self.seen.value
+        known = self.unit_variance
+        if seen.standard_error is not None and value and seen.tokens > 0:
+            error = seen.standard_error
+            relative = error / abs(value) if seen.scale == "log" else error
+            new = relative * relative * seen.tokens
+            weight = 1.0 / min(self.x[k.COUNT] + 1.0, 50.0)
+            new = min(new, 4.0 * known) if known > 0.0 else new
+            self.unit_variance = known + weight * (new - known) if known > 0.0 else new
+            known = known if known > 0.0 else new
+        return known / seen.tokens if seen.tokens > 0 else 0.0
+
+    # ---- from alarms to findings
+
+    def judge(self, y: float, bits: int) -> None:
+        """Report what began, what was confirmed and what is over."""
+        self._growth(bits)
+        shifted = bool(bits & SHIFT) and self._shift(bits)
+        if not shifted:
+            self._provisional(bits)
+        self._spike(bits, shifted=shifted)
+        self._return(y)
+
+    def _shift(self, bits: int) -> bool:
+        """A level-shift detector alarmed: localise, learn the new level, report if it matters."""
+        x = self.x
+        direction = -1.0 if bits & k.DOWN and not bits & k.UP else 1.0
+        n = k.onset(direction, x, self.rings)
+        before, spread = x[k.CENTER] + x[k.REF_SUM] / x[k.REF_N], x[k.SCALE]
+        after = k.newest_median(n, int(x[k.COUNT]), self.rings[0])
+        evidence = self._evidence(bits, n)
+        confidence = math.exp(-100.0 / likelihood_arl(max(x[k.GLR_UP], x[k.GLR_DOWN])))
+        k.settle(n, x, self.rings, self.ordered)
+        onset_step = self._step_back(n)
+        known = self.shift
+        if known is not None and known.state == "firing":
+            if self._near(after, known.before, known.spread):
+                self._resolve(known, after, "back at the level before the shift")
+                return True
+            before, spread = known.before, known.spread
+        elif not self._matters(before, after) or (self.growth is not None and direction > 0.0):
+            return known is not None
+        if known is not None and known.state == "provisional":
+            onset_step = min(onset_step, known.onset_step)
+        self.shift = Excursion("firing", int(x[k.COUNT]), onset_step, before, after, spread)
+        self._report("level_shift", "firing", self.shift, confidence=confidence, evidence=evidence)
+        return True
+
+    def _provisional(self, bits: int) -> None:
+        """Two improbable values in a row: say so at once; confirm or withdraw later."""
+        x, tick, known = self.x, int(self.x[k.COUNT]), self.shift
+        if known is not None:
+            if known.state == "provisional" and tick - known.tick > CONFIRM_TICKS:
+                self._resolve(known, x[k.MEDIAN], "withdrawn: not confirmed")
+            return
+        if not bits & k.PAIR or x[k.READY] == 0.0:
+            return
+        after = k.newest_median(2, tick, self.rings[0])
+        before = x[k.MEDIAN]
+        if not self._stands_out(before, after):
+            return
+        onset_step = self._step_back(2)
+        self.shift = Excursion("provisional", tick, onset_step, before, after, x[k.SCALE])
+        p = max(x[k.SPIKE_P], x[k.SPIKE_P_LAST])
+        self._report(
+            "level_shift", "provisional", self.shift,
+            confidence=math.exp(-100.0 * p * p), evidence=self._evidence(bits, 2),
+        )  # fmt: skip
+
+    def _spike(self, bits: int, *, shifted: bool) -> None:
+        """One value far outside: a spike now, over with the next ordinary value."""
+        x, tick = self.x, int(self.x[k.COUNT])
+        y = self.rings[0][(tick - 1) % k.RING]
+        wild = bool(bits & k.SPIKE) and not shifted and self._stands_out(x[k.MEDIAN], y)
+        if self.spike is not None and not wild:
+            self._report("spike", "resolved", replace(self.spike, after=y), note="over")
+            self.spike = None
+        elif wild and self.spike is None and self.shift is None:
+            self.spike = Excursion("firing", tick, self.seen.step, x[k.MEDIAN], y, x[k.SCALE])
+            self._report(
+                "spike", "firing", self.spike,
+                confidence=math.exp(-100.0 * x[k.SPIKE_P]), evidence=self._evidence(bits, 1),
+            )  # fmt: skip
+
+    def _growth(self, bits: int) -> None:
+        """A straight rise of the log level over 60 or 200 ticks."""
+        x, tick, known = self.x, int(self.x[k.COUNT]), self.growth
+        slope = x[k.GROWTH_SLOPE]
+        rising = bool(bits & k.GROWTH) and self.seen.scale == "log" and slope > 0.0
+        if rising and math.log(2.0) / slope <= self.options.growth_doubling_steps:
+            if known is not None:
+                self.growth = replace(known, tick=tick)
+                return
+            span = 60 if tick % 20 or tick < 200 else 200
+            newest = k.newest_median(6, tick, self.rings[0])
+            first = newest - slope * span
+            self.growth = Excursion("firing", tick, self._step_back(span), first, newest, x[k.SCALE])
+            evidence = {"doubling_steps": math.log(2.0) / slope, "t": x[k.GROWTH_T], "over": span}
+            self._report("growth", "firing", self.growth, evidence=evidence)
+        elif known is not None and tick - known.tick > GROWTH_QUIET:
+            newest = k.newest_median(6, tick, self.rings[0])
+            self._report("growth", "resolved", replace(known, after=newest), note="no longer rising")
+            self.growth = None
+
+    def _return(self, y: float) -> None:
+        """A confirmed shift is over after enough values in a row at the level before it."""
+        known = self.shift
+        if known is None or known.state != "firing":
+            return
+        calm = known.calm + 1 if self._near(y, known.before, 2.0 * known.spread) else 0
+        self.shift = replace(known, calm=calm)
+        if calm >= self.options.resolve_steps:
+            self._resolve(known, y, "back at the level before the shift")
+
+    def _resolve(self, known: Excursion, after: float, note: str) -> None:
+        self._report("level_shift", "resolved", replace(known, after=after), note=note)
+        self.shift = None
+
+    # ---- measures of "how much"
+
+    def _matters(self, before: float, after: float) -> bool:
+        """Is this certain change also large enough to tell somebody?"""
+        least = self.seen.least
+        if max(abs(self._plain(before)), abs(self._plain(after))) < least:
+            return False
+        if self.seen.scale == "log":
+            return abs(after - before) >= math.log(self.options.min_ratio)
+        return abs(after - before) >= self.options.min_change
+
+    def _stands_out(self, before: float, after: float) -> bool:
+        if abs(self._plain(after)) < self.seen.least:
+            return False
+        if self.seen.scale == "log":
+            return after - before >= math.log(self.options.spike_ratio)
+        return abs(after - before) >= 2.0 * self.options.min_change
+
+    def _near(self, y: float, level: float, spread: float) -> bool:
+        log = self.seen.scale == "log"
+        slack = math.log(self.options.min_ratio) if log else self.options.min_change
+        return abs(y - level) <= max(slack, spread)
+
+    def _plain(self, y: float) -> float:
+        return math.exp(y) if self.seen.scale == "log" else y
+
+    def _step_back(self, n: int) -> int:
+        """Trainer step of the n-th newest value."""
+        count = int(self.x[k.COUNT])
+        return self.steps[max(count - n, 0) % k.RING]
+
+    def _evidence(self, bits: int, n: int) -> dict[str, Any]:
+        x = self.x
+        names = (("likelihood", k.UP | k.DOWN), ("certified", k.CERTIFIED), ("pair", k.PAIR))
+        return {
+            "detectors": [name for name, bit in names if bits & bit],
+            "steps_since_onset": n,
+            "likelihood_statistic": max(x[k.GLR_UP], x[k.GLR_DOWN]),
+            "certified_run_length": x[k.SR],
+            "spike_probability": x[k.SPIKE_P],
+            "autocorrelation": x[k.PHI],
+            "spread": x[k.SCALE],
+            "reference_steps": int(x[k.REF_N]),
+            "tokens": self.seen.tokens,
+        }
+
+    def _report(
+        self,
+        kind: Kind,
+        state: FindingState,
+        what: Excursion,
+        *,
+        confidence: float | None = None,
+        evidence: Mapping[str, Any] | None = None,
+        note: str = "",
+    ) -> None:
+        before, after = self._plain(what.before), self._plain(what.after)
+        ratio = after / before if self.seen.scale == "log" else None
+        finding = Finding(
+            kind=kind,
+            state=state,
+            series=self.seen.series,
+            step=self.seen.step,
+            onset_step=what.onset_step,
+            before=before,
+            after=after,
+            ratio=ratio,
+            confidence=confidence,
+            message="",
+            evidence=dict(evidence or {}),
+        )
+        self.findings.append(replace(finding, message=describe(finding, note)))
+
+
+def describe(finding: Finding, note: str = "") -> str:
+    """One line a person can act on: what, how much, since when."""
+    times = "" if finding.ratio is None else f" (x{finding.ratio:.3g})"
+    change = f"{finding.before:.3g} to {finding.after:.3g}{times}"
+    name, since = finding.series, finding.onset_step
+    if finding.state == "resolved":
+        return f"{name}: {finding.kind.replace('_', ' ')} since step {since} is over ({note})"
+    if finding.kind == "spike":
+        return f"{name} spiked at step {finding.step}: {change}"
+    if finding.kind == "growth":
+        doubling = finding.evidence["doubling_steps"]
+        return f"{name} doubles every {doubling:.0f} steps since about step {since}: {change}"
+    verb = "may have shifted" if finding.state == "provisional" else "shifted"
+    return f"{name} {verb} at step {since}: {change}"
