@@ -173,6 +173,30 @@ class Probe:
         return self._capture("rollout", step, {"rollout_logprobs": logprobs}, fields)
 
     @guarded(neutral=False)
+    def rollout_from(
+        self,
+        read: Callable[[], Mapping[str, Any]],
+        *,
+        step: int | None = None,
+        **fields: Unpack[RolloutFields],
+    ) -> bool:
+        """`rollout(**read(), **fields)`, where reading what the engine returned is guarded too.
+
+            probe.rollout_from(lambda: read_request_outputs(outputs, sampling=params), step=step)
+
+        A reader refuses what it cannot read (hosts/); here that is counted, not raised.
+        """
+        found: Mapping[str, Any] | None = None
+        try:
+            found = read()
+        finally:
+            if found is None:
+                self._shipper.buffer.refuse(Count(batches=1), "invalid")
+        given = {**found, **fields}
+        logprobs = {"rollout_logprobs": given.pop("logprobs", None)}
+        return self._capture("rollout", step, logprobs, given)
+
+    @guarded(neutral=False)
     def train(
         self, *, step: int | None = None, logprobs: Array = None, **fields: Unpack[TrainFields]
     ) -> bool:

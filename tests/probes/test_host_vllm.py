@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from twinscope import Probe
 from twinscope.errors import WireError
 from twinscope.hosts.vllm import read_engine, read_request_outputs
+from twinscope.testing import InMemorySink
 
 
 @dataclass
@@ -155,3 +157,35 @@ def test_engine_fingerprint_says_what_q_means() -> None:
         "rms_norm_eps": 1e-6, "rope_theta": 5e5,
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
     }  # fmt: skip
+
+
+def test_host_is_not_hurt_by_an_output_that_cannot_be_read() -> None:
+    """`rollout_from` counts what the reader refuses and answers False: the run goes on."""
+    sink = InMemorySink()
+    with Probe(sink=sink, environment={}) as probe:
+        taken = probe.rollout_from(lambda: read_request_outputs([Request([Completion([1], None)])]))
+        stats = probe.stats()
+
+    assert not taken
+    assert stats.dropped["invalid"].batches == 1
+    assert "logprobs=0" in (stats.last_error or "")
+    assert sink.batches() == []
+
+
+def test_what_was_read_arrives_with_what_the_caller_adds() -> None:
+    """Ids, values, prompts, versions and the caller's step, as the service decodes them."""
+    flat = Flat([0, 1], [7, 9], [-2.5, -0.25])
+    outputs = [Request([Completion([7, 9], flat, _spans("3"))])]
+    sink = InMemorySink()
+    with Probe(sink=sink, environment={}) as probe:
+        assert probe.rollout_from(
+            lambda: read_request_outputs(outputs, sampling={"temperature": 0.7}), step=4
+        )
+        assert probe.flush(10)
+
+    batch = sink.batches()[0]
+    assert (batch.step, batch.sampling) == (4, {"temperature": 0.7})
+    assert batch.tensors["rollout_logprobs"].tolist() == [-2.5, -0.25]
+    assert batch.tensors["token_ids"].tolist() == [7, 9]
+    assert batch.tensors["prompt_ids"].tolist() == [1, 2, 3]
+    assert batch.tensors["rollout_version"].tolist() == [3]

@@ -2,7 +2,7 @@
 
     body = {"prompt": ids, "logprobs": 0, "return_token_ids": True, "temperature": 1.0, ...}
     answer = post("/v1/completions", body)
-    probe.rollout(**read_completion(answer, request=body, logprobs_mode="processed_logprobs"))
+    probe.rollout_from(lambda: read_completion(answer, request=body))
 
 Token ids come from `token_ids` (ask with `return_token_ids`) or from "token_id:N" strings (ask
 with `return_tokens_as_token_ids`), never from tokenising the text again: the same text can have

@@ -2,7 +2,7 @@
 
     params = SamplingParams(logprobs=0, ...)  # 0: the sampled token's only, the cheapest
     outputs = llm.generate(prompts, params)
-    probe.rollout(**read_request_outputs(outputs, sampling=params, engine=llm))
+    probe.rollout_from(lambda: read_request_outputs(outputs, sampling=params, engine=llm))
 
 What q means depends on the engine's `logprobs_mode`: vLLM's default `raw_logprobs` is
 log softmax(logits), without temperature, penalties or truncation; `processed_logprobs` is the
