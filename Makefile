@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.
 PORT   ?= 8321
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-engines test-rtl lint type format docs bench ci clean
+.PHONY: help setup setup-dev demo serve test engines-env test-engines test-rtl lint type format docs bench ci clean
 
 help:  ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -37,6 +37,15 @@ serve: $(VENV)/.service  ## run the service on PORT
 
 test: $(VENV)/.dev  ## the default suite
 	$(BIN)/python -m pytest -m "not engines and not rtl"
+
+.venv-engines/.ready: tests/engines/setup.sh tests/engines/constraints.txt tests/engines/requirements.py
+	@echo "installing vLLM (CPU), transformers and the probes into .venv-engines (once, some minutes)"
+	PYTHON=$(PYTHON) tests/engines/setup.sh .venv-engines
+
+engines-env: .venv-engines/.ready  ## install a real engine (vLLM on the CPU) beside the service
+
+test-engines: $(VENV)/.service .venv-engines/.ready  ## real vLLM through probes, HTTP and service
+	.venv-engines/bin/python -m pytest tests/engines
 
 lint: $(VENV)/.dev  ## ruff, formatting included
 	$(BIN)/ruff check .
