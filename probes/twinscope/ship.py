@@ -243,11 +243,10 @@ class Shipper:
             self.buffer.changed.wait(limit_s)
 
     def _gave_up_closing(self) -> bool:
-        """Closing, the service failed again, and there is no time, or nowhere to put the rest."""
-        if not self._last_try:
-            return False
-        time_is_up = self._told_to_wait or self._closing_time.left() <= 0
-        return time_is_up and not self._should_spool()
+        """Closing: no attempt is left that could succeed in time, and nowhere to put the rest."""
+        left = self._closing_time.left()
+        too_late = self._told_to_wait and self._pause.left() > left
+        return (too_late or (self._last_try and left <= 0)) and not self._should_spool()
 
     def _next(self) -> Item | None:
         """The oldest there is: the spool's files are older than what waits in memory."""
@@ -276,8 +275,8 @@ class Shipper:
         """Book the outcome of an attempt."""
         if answer.outcome == "accepted":
             self._recover()
+            self._report_losses()  # before the item leaves the books: a flush waits for it too
             self._book(item, "shipped")
-            self._report_losses()
         elif answer.outcome == "rejected":
             self._recover()
             self._guard.note(f"post refused with {answer.status}", f"{answer.detail}")
