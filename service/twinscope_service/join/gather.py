@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -53,7 +54,7 @@ def gather(pairs: Sequence[Pair], load: Load, *, block_tokens: int) -> Iterator[
         by_shape.setdefault(shapes[_source(pair)], []).append(pair)
     for shape, members in by_shape.items():
         for some in _cut(members, block_tokens):
-            yield _block(some, shape, load)
+            yield _block(some, shape, cache(load))  # as many bodies as the block has tokens for
 
 
 def paired_blocks(batch: Batch, *, block_tokens: int) -> Iterator[PairBlock]:

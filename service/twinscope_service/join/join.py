@@ -290,7 +290,7 @@ class Join:
                 pairs.append(_pair(entry))
             else:
                 entry.outcome = Outcome.EVICTED
-                evicted.update(entry.parts)
+                evicted.update(list(entry.parts))
         memory = StepMemory.of(tally.entries)
         self.recall(step, memory)
         return Closing(self._settle(tally.entries), tuple(pairs), memory.encode(), evicted)

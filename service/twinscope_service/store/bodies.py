@@ -16,7 +16,7 @@ from twinscope.wire.limits import Limits
 from twinscope_service.errors import StoreError
 from twinscope_service.store.inbox import Inbox
 
-OPEN_AT_A_TIME = 64  # each open body holds a file descriptor and its parsed header
+OPEN_AT_A_TIME = 256  # each open body holds a file descriptor and its parsed header
 
 log = logging.getLogger(__name__)
 

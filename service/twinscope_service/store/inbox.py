@@ -16,6 +16,7 @@ from twinscope_service.errors import StoreError
 DIGEST_BYTES = 16
 SUFFIX = ".safetensors"
 TEMPORARY = ".tmp"
+MAPPED_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +53,12 @@ class Inbox:
         return final.name
 
     def read(self, file: str) -> memoryview:
-        """The body as a read-only view of the file: pages come and go with the page cache."""
+        """The body, read-only. A large one is a view of the file: its pages come and go with the
+        page cache, and it costs a file descriptor; a small one is read."""
         with (self._folder / file).open("rb") as handle:
-            size = os.fstat(handle.fileno()).st_size
-            if not size:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ))
+            if os.fstat(handle.fileno()).st_size < MAPPED_BYTES:
+                return memoryview(handle.read())
+            return memoryview(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
 
     def remove(self, file: str) -> None:
         """Forget a body. Views of it stay valid; a file that is gone already is fine."""
