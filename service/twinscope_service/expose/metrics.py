@@ -58,7 +58,8 @@ class _Scrape(Collector):
                 _append(samples, run_samples(view))
                 _append(samples, alert_samples(view.run, alerts))
         _append(samples, own)
-        return (_family(name, found) for name, found in samples.items() if found)
+        families = (_family(name, found) for name, found in samples.items())
+        return (family for family in families if family.samples)
 
 
 def _append(samples: dict[str, list[Sample]], more: Samples) -> None:
