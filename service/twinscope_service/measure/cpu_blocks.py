@@ -54,7 +54,7 @@ KERNEL_COLUMNS: tuple[str, ...] = sum(_GROUPS, ())
 
 # ---- the buffers of a block, in one array so that the compiler can see that they do not overlap:
 # b[Q + i] is q of token i. w is 1 where the token counts, else 0; raw is Δ, d is Δ clamped.
-W, Q, P, RAW, D, RHO, K3, EQ, EP, WP, WM, R, LR, CARRY = (BLOCK * i for i in range(14))
+W, Q, P, RAW, D, RHO, K3, EQ, EP, WP, WM, R, LR, SPARE, CARRY = (BLOCK * i for i in range(15))
 CARRIED = 8  # of the token before the block: w, lr, Δ, was q a fill, was p a fill
 
 
@@ -138,24 +138,23 @@ def classify(
 def transform(n: int, b: F64) -> None:
     """Fill everything else from q, p, d and w."""
     exp_block(b[Q:], n, b[EQ:])
-    rho_block(b[D:], n, b[WP:], b[RHO:], b[K3:])
+    rho_block(b[D:], n, b[WP:], b[WM:], b[RHO:], b[K3:])
     clamped = 0
     for i in range(n):
-        b[EP + i] = b[EQ + i] * b[WP + i]
+        b[EP + i] = b[EQ + i] * (b[WP + i] * b[WP + i])
         clamped += b[D + i] != b[RAW + i]
     if clamped > 0:  # e^p is e^q · ρ only where Δ is whole
         exp_block(b[P:], n, b[EP:])
     for i in range(n):
         w = b[W + i]
         r = abs(b[D + i]) / max(1.0 - b[EQ + i], NOISE_FLOOR)
-        half = math.sqrt(b[WP + i])
         b[EQ + i] *= w
         b[EP + i] *= w
-        b[WP + i] = w * half
-        b[WM + i] = w / half
+        b[WP + i] *= w
+        b[WM + i] *= w
         b[R + i] = r
-        b[LR + i] = r + LOG_EPSILON
-    log_block(b[LR:], n, b[LR:])
+        b[SPARE + i] = r + LOG_EPSILON
+    log_block(b[SPARE:], n, b[LR:])  # not in place: overlapping arrays are not vectorised
     for i in range(n):
         b[LR + i] *= b[W + i]
 
@@ -433,24 +432,35 @@ def add_bounds(b: F64, n: int, betas: F64, bounds: I64) -> None:
 def add_extremes(b: F64, n: int, extremes: F64) -> float:
     """max of |Δ|, Δ, −Δ, −q, −p over counted tokens into extremes [5]; returns this block's |Δ|.
 
-    Compared as integers, which vectorise: the bits of non-negative floats are ordered like the
-    floats, and those of negative ones are once all but the sign are flipped.
+    Compared as integers, which vectorise: positive floats are ordered as their bits are, and above
+    all negative ones. The 0 of uncounted tokens matters only where every Δ has the same sign.
     """
-    up, down = LOWEST, HIGHEST
-    q = p = np.int64(0)  # −q >= 0, so an uncounted token's 0 changes nothing
+    up = down = LOWEST
+    q = p = np.int64(0)
     for i in range(n):
         bits = np.float64(b[RAW + i]).view(np.int64)
-        ordered = bits ^ ((bits >> 63) & HIGHEST)
-        up = max(up, ordered if b[W + i] > 0.0 else LOWEST)
-        down = min(down, ordered if b[W + i] > 0.0 else HIGHEST)
-        q = max(q, np.float64(abs(b[Q + i])).view(np.int64))
-        p = max(p, np.float64(abs(b[P + i])).view(np.int64))
-    high = np.int64(up ^ ((up >> 63) & HIGHEST)).view(np.float64)
-    low = np.int64(down ^ ((down >> 63) & HIGHEST)).view(np.float64)
-    size = max(abs(high), abs(low))
+        up = max(up, bits)
+        down = max(down, bits ^ LOWEST)
+        q = max(q, np.float64(b[Q + i]).view(np.int64) & HIGHEST)
+        p = max(p, np.float64(b[P + i]).view(np.int64) & HIGHEST)
+    high, low = np.int64(up).view(np.float64), np.int64(down).view(np.float64)
+    if up <= 0 or down <= 0:
+        high, low = one_sided_extremes(b, n)
+    size = max(high, low)
     extremes[0] = max(extremes[0], size)
     extremes[1] = max(extremes[1], high)
-    extremes[2] = max(extremes[2], -low)
+    extremes[2] = max(extremes[2], low)
     extremes[3] = max(extremes[3], np.int64(q).view(np.float64))
     extremes[4] = max(extremes[4], np.int64(p).view(np.float64))
     return size
+
+
+@njit(nogil=True, cache=True)
+def one_sided_extremes(b: F64, n: int) -> tuple[float, float]:
+    """max of Δ and of −Δ over counted tokens, one by one."""
+    high = low = -math.inf
+    for i in range(n):
+        if b[W + i] > 0.0:
+            high = max(high, b[RAW + i])
+            low = max(low, -b[RAW + i])
+    return high, low

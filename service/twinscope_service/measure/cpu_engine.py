@@ -47,7 +47,7 @@ class CpuEngine:
     def measure(self, block: PairBlock, options: MeasureOptions) -> Summary:
         """Measure every pair of `block`; numbers as the reference engine's, to rounding."""
         order = layout.sample_order(block)
-        first, last = layout.live_spans(block)
+        first, last = cpu_kernel.live_spans(block)
         pairs = to_pairs(block, order, first, last)
         settings = to_settings(options)
         buffers = cpu_blocks.new_buffers()
@@ -64,9 +64,9 @@ def to_pairs(block: PairBlock, order: I64, first: I64, last: I64) -> Pairs:
     mask = np.zeros(0, np.uint8) if block.mask is None else block.mask
     longest = int((last - first).max(initial=0))
     return Pairs(
-        q=cpu_side.read_only(block.rollout_logprobs),
-        p=cpu_side.read_only(block.train_logprobs),
-        mask=cpu_side.read_only(mask),
+        q=cpu_kernel.read_only(block.rollout_logprobs),
+        p=cpu_kernel.read_only(block.train_logprobs),
+        mask=cpu_kernel.read_only(mask),
         begin=first[order],
         end=last[order],
         lags=layout.scanned_lags(block, order),

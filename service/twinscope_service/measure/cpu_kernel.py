@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from twinscope_service.measure import cpu_blocks as blocks
 from twinscope_service.measure.cpu_blocks import BLOCK
 from twinscope_service.measure.cpu_math import rho_block
-from twinscope_service.measure.records import F64, I64
+from twinscope_service.measure.records import F64, I64, PairBlock
 
 
 class Pairs(NamedTuple):
@@ -77,7 +77,8 @@ class Window(NamedTuple):
     p: F64
     both: F64
     d: F64
-    rho: F64
+    warm: F64
+    cool: F64
     rho_m1: F64
     k3: F64
 
@@ -179,13 +180,33 @@ def add_histogram(settings: Settings, b: F64, n: int, slot: NDArray[np.int32], o
         out[slot[i]] += 1
 
 
-@njit(nogil=True, cache=True, fastmath=blocks.ELEMENTWISE)
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=blocks.SUMS)
 def add_q_profile(b: F64, n: int, slot: NDArray[np.int32], out: F64) -> None:
-    """The profile by q: buckets of half a nat."""
+    """The profile by q, in buckets of half a nat.
+
+    Bucket 0 (q > −½) holds most tokens of a trained policy: whole block minus the others, without
+    a subtraction: it is summed at once with weights, and only the others are scattered.
+    """
+    d0 = s0 = dd0 = k0 = lr0 = lrr0 = n0 = 0.0
     for i in range(n):
-        slot[i] = np.int32(min(-2.0 * b[blocks.Q + i], 31.0))
+        near = 1.0 if b[blocks.Q + i] > -0.5 else 0.0
+        d, lr = near * b[blocks.D + i], near * b[blocks.LR + i]
+        n0 += near * b[blocks.W + i]
+        d0 += d
+        s0 += abs(d)
+        dd0 += d * d
+        k0 += near * b[blocks.K3 + i]
+        lr0 += lr
+        lrr0 += lr * lr
+    for c, total in enumerate((n0, d0, s0, dd0, k0, k0 + d0, lr0, lrr0)):
+        out[0, c] += total
+    others = 0
     for i in range(n):
-        add_token(b, i, out[slot[i]])
+        slot[others] = i
+        others += b[blocks.Q + i] <= -0.5
+    for k in range(others):
+        i = slot[k]
+        add_token(b, i, out[int(min(-2.0 * b[blocks.Q + i], 31.0))])
 
 
 @njit(nogil=True, cache=True)
@@ -283,7 +304,7 @@ def scan_lags(
         sums[:] = 0.0
         at_q, at_p = max(0, -lag), max(0, lag)
         pair_up(window, at_q, at_p, n, settings.clamp)
-        rho_block(window.d, n, window.rho, window.rho_m1, window.k3)
+        rho_block(window.d, n, window.warm, window.cool, window.rho_m1, window.k3)
         add_lag(window, at_q, at_p, n, sums)
         out.lag_count[row, k] = sums[0]
         out.lag_size[row, k] = sums[1]
@@ -323,6 +344,33 @@ def add_lag(window: Window, at_q: int, at_p: int, n: int, sums: F64) -> None:
     sums[5] += sqq
     sums[6] += spp
     sums[7] += sqp
+
+
+@njit(nogil=True, cache=True)
+def trim(offsets: I64, mask: NDArray[np.uint8], first: I64, last: I64) -> None:
+    """First and one past the last token with mask 1 into first, last [S]; equal where none."""
+    for s in range(first.size):
+        begin, end = offsets[s], offsets[s + 1]
+        while end > begin and mask[end - 1] == 0:
+            end -= 1
+        while begin < end and mask[begin] == 0:
+            begin += 1
+        first[s], last[s] = (begin, end) if begin < end else (offsets[s], offsets[s])
+
+
+def live_spans(block: PairBlock) -> tuple[I64, I64]:
+    """`layout.live_spans`, reading no more of the mask than it must."""
+    first, last = block.offsets[:-1].copy(), block.offsets[1:].copy()
+    if block.mask is not None:
+        trim(read_only(block.offsets), read_only(block.mask), first, last)
+    return first, last
+
+
+def read_only(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """A read-only, aligned, C-contiguous view: one type for the compiler, whoever made the array."""
+    view = np.require(array, requirements=["C", "A"]).view()
+    view.flags.writeable = False
+    return view
 
 
 def new_window(size: int) -> Window:

@@ -46,32 +46,37 @@ def exp_block(x: F64, n: int, out: F64) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
-def rho_block(d: F64, n: int, rho: F64, rho_m1: F64, k3: F64) -> None:
-    """rho = e^Δ, rho_m1 = e^Δ − 1, k3 = e^Δ − 1 − Δ of d[:n], |Δ| <= 700; rel. errors < 1e-10.
+def rho_block(d: F64, n: int, warm: F64, cool: F64, rho_m1: F64, k3: F64) -> None:
+    """warm = e^{Δ/2}, cool = e^{−Δ/2}, rho_m1 = e^Δ − 1, k3 = e^Δ − 1 − Δ of d[:n], |Δ| <= 700.
 
-    With Δ = whole · ln 2 + r and e^r = 1 + r + tail(r): where whole is 0, k3 is the tail itself and
-    nothing cancels; elsewhere |Δ| > 0.34, k3 > 0.05, and the difference is harmless.
+    Relative errors < 1e-11. With t = Δ/2 = whole · ln 2 + r, one set of powers of r gives cosh r − 1
+    and sinh r − r, and these give e^r and e^{−r}. Where whole is 0, k3(t) = cosh r − 1 + sinh r − r:
+    nothing cancels; elsewhere k3(t) > 0.05 and the difference is harmless. Then, with u = e^t − 1,
+    e^Δ − 1 = u (u + 2) and k3(Δ) = u² + 2 k3(t).
     """
     for i in range(n):
-        x = d[i]
-        shifted = x * LOG2_E + ROUND
+        t = 0.5 * d[i]
+        shifted = t * LOG2_E + ROUND
         whole = shifted - ROUND
-        r = x - whole * LN2_HIGH
+        bits = np.float64(shifted).view(np.int64)
+        up = np.int64((1023 + bits) << 52).view(np.float64)
+        down = np.int64((1023 - bits) << 52).view(np.float64)
+        r = t - whole * LN2_HIGH
         r = r - whole * LN2_LOW
-        scale = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
-        c = r * (1 / 3628800.0) + 1 / 362880.0
-        c = c * r + 1 / 40320.0
-        c = c * r + 1 / 5040.0
-        c = c * r + 1 / 720.0
-        c = c * r + 1 / 120.0
-        c = c * r + 1 / 24.0
-        c = c * r + 1 / 6.0
-        c = c * r + 0.5
-        tail = r * r * c
-        y = scale * (r + tail) + (scale - 1.0)
-        rho[i] = scale * (1.0 + (r + tail))
-        rho_m1[i] = y
-        k3[i] = tail if whole == 0.0 else y - x
+        z = r * r
+        c = z * (1 / 3628800.0) + 1 / 40320.0
+        c = c * z + 1 / 720.0
+        c = c * z + 1 / 24.0
+        c = z * (c * z + 0.5)
+        s = z * (1 / 362880.0) + 1 / 5040.0
+        s = s * z + 1 / 120.0
+        s = r * z * (s * z + 1 / 6.0)
+        u = up * (r + (c + s)) + (up - 1.0)
+        k3_half = c + s if whole == 0.0 else u - t
+        warm[i] = up * (1.0 + (r + (c + s)))
+        cool[i] = down * (1.0 + (c - (r + s)))
+        rho_m1[i] = u * (u + 2.0)
+        k3[i] = u * u + 2.0 * k3_half
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)

@@ -13,7 +13,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from twinscope_service.measure import formulas
-from twinscope_service.measure.cpu_kernel import Pairs
+from twinscope_service.measure.cpu_kernel import Pairs, read_only
 from twinscope_service.measure.records import (
     F64,
     I64,
@@ -93,13 +93,6 @@ def prompt_edges(block: PairBlock, order: I64) -> tuple[NDArray[np.int32], I64]:
         return read_only(np.zeros(0, np.int32)), np.zeros((block.samples, 2), np.int64)
     edges = np.stack([block.prompt_offsets[:-1][order], block.prompt_offsets[1:][order]], axis=1)
     return read_only(block.prompt_ids), edges
-
-
-def read_only(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """A read-only, aligned, C-contiguous view: one type for the compiler, whoever made the array."""
-    view = np.require(array, requirements=["C", "A"]).view()
-    view.flags.writeable = False
-    return view
 
 
 @njit(nogil=True, cache=True)
