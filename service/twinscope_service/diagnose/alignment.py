@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import atanh, sqrt
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,9 @@ def sample_permutation(view: View) -> Claim | None:
     if known.sum() < 4:
         return None
     own = np.abs(q - p).mean(axis=1)
-    suspects = known & (own > 1.0)
+    suspects = known & (own > max(0.5, 6.0 * float(np.median(own[known]))))
+    if np.median(own[known]) > 1.0:
+        suspects = known & (own > 0.5)
     if suspects.sum() < max(2, 0.04 * known.sum()):
         return None
     matched = _matched_elsewhere(q, p, own, known, suspects)
@@ -170,7 +172,7 @@ def _matched_elsewhere(q: F64, p: F64, own: F64, known: Mask, suspects: Mask) ->
     for s in asked:
         distance = np.abs(p[candidates] - q[s]).mean(axis=1)
         distance[candidates == s] = np.inf
-        matched[s] = distance.min() < 0.2 * own[s]
+        matched[s] = distance.min() < min(0.15, 0.15 * own[s])
     if len(asked) < suspects.sum():  # the others are judged by the share found among those asked
         matched[np.flatnonzero(suspects)[64:]] = matched[asked].mean() > 0.5
     return matched
@@ -202,10 +204,10 @@ def _by_padding(view: View, cause: str) -> Claim | None:
         return None
     level = view.noise_level
     rho = spearman(pad[known], level[known])
-    z = rho * sqrt(known.sum() - 1)
+    z = atanh(min(rho, 0.99)) * sqrt(known.sum() - 3)  # Fisher's transform
     some = known & (pad > 0)
     none = known & (pad == 0)
-    if z < 3.0 or rho < 0.4:
+    if z < 3.0 or rho < 0.35:
         return None
     first_clean = _first_token_is_clean(view, some)
     mine = first_clean == (cause == "position_offset")
@@ -236,6 +238,8 @@ def _first_token_is_clean(view: View, some: Mask) -> bool:
     rows = some & known
     if rows.sum() < 4:
         return False
+    pad, _ = view.attribute("pad_left")
+    rows &= pad >= np.median(pad[rows])  # the effect is largest there
     r = np.abs(q - p)[rows] / np.maximum(-np.expm1(q[rows]), 0.02)
     return bool(np.median(r[:, 0]) < 0.5 * np.median(r[:, 1:]))
 

@@ -19,6 +19,22 @@ CURVE: dict[Kind, tuple[float, float]] = {
 }
 CEILING: dict[Kind, float] = {"exact": 0.98, "tested": 0.96, "declared": 0.8, "set": 0.95}
 
+# Structural hints against the structureless set: where the level says that something is wrong, a
+# hint of this strength is as likely as the whole set.
+EVEN_HINT = 0.75
+HINT_SLOPE = 5.0
+STRUCTURAL = frozenset(
+    {
+        "rope_mismatch",
+        "train_mode_dropout",
+        "padding_attended",
+        "position_offset",
+        "stale_prefix_cache",
+        "mixed_weight_versions",
+        "lora_not_applied",
+    }
+)
+
 
 def odds_of_fault(claim: Claim) -> float:
     """Probability that something of this kind is wrong, before a group is split."""
@@ -28,19 +44,38 @@ def odds_of_fault(claim: Claim) -> float:
 
 
 def confidence(claim: Claim, claims: list[Claim]) -> float:
-    """Calibrated probability that `claim` names the cause; sets share theirs by strength."""
+    """Calibrated probability that `claim` names the cause; rivals share that something is wrong."""
     alone = odds_of_fault(claim)
-    if claim.kind != "set":
+    rivals = [c for c in claims if _one_of_many(c)]
+    unnamed = max((odds_of_fault(c) for c in rivals if c.kind != "tested"), default=0.0)
+    if not _one_of_many(claim) or unnamed == 0.0:
         return alone
-    rivals = [c for c in claims if c.kind in ("set", "declared")]
-    total = sum(c.strength**4 for c in rivals)
-    return alone * min(claim.strength**4 / total, 0.6)
+    shared = unnamed * _share_of(claim, rivals)
+    return shared if claim.kind != "tested" else max(alone, shared)
+
+
+def _one_of_many(claim: Claim) -> bool:
+    """Claims that explain the same raised level, of which one is true."""
+    return claim.kind in ("set", "declared") or claim.cause in STRUCTURAL
+
+
+def _share_of(claim: Claim, rivals: list[Claim]) -> float:
+    """This claim's part among its rivals."""
+    return _vote(claim, rivals) / sum(_vote(c, rivals) for c in rivals)
+
+
+def _vote(claim: Claim, rivals: list[Claim]) -> float:
+    """Structural hints vote by strength, the set has one vote together, split by strength."""
+    if claim.kind == "tested":
+        return exp(HINT_SLOPE * (claim.strength - EVEN_HINT))
+    others = [c for c in rivals if c.kind != "tested"]
+    return claim.strength**4 / sum(c.strength**4 for c in others)
 
 
 def noise_confidence(claims: list[Claim]) -> float:
-    """Probability that nothing is wrong: no claim is true. Rivals of one set count once."""
-    sets = [odds_of_fault(c) for c in claims if c.kind in ("set", "declared")]
-    singles = [odds_of_fault(c) for c in claims if c.kind not in ("set", "declared")]
+    """Probability that nothing is wrong: no claim is true. Rivals of one level count once."""
+    sets = [odds_of_fault(c) for c in claims if _one_of_many(c)]
+    singles = [odds_of_fault(c) for c in claims if not _one_of_many(c)]
     clear = 1.0 - max(sets, default=0.0)
     for odds in singles:
         clear *= 1.0 - odds

@@ -74,16 +74,20 @@ def missing_value_sentinel(view: View) -> Claim | None:
 
 def _fill(view: View, side: str, other: str) -> Claim | None:
     """Whole numbers, all the same, on `side`, where the other side disagrees."""
-    n = view.total(f"fill_{side}")
+    everything, zeros = view.total(f"fill_{side}"), view.total(f"zero_{side}")
+    # a few exact zeros are natural (a certain token), so another constant is looked at without them
+    n = everything - zeros if everything - zeros >= 3 else zeros
     if n < 3:
         return None
-    value = view.total(f"fill_{side}_v") / n
-    spread = view.total(f"fill_{side}_vv") / n - value * value
+    value = view.total(f"fill_{side}_v") / n if n != zeros else 0.0
+    spread = view.total(f"fill_{side}_vv") / n - value * value if n != zeros else 0.0
     far = view.total(f"fill_{side}_far") / n
+    far_elsewhere = (view.total("big") - view.total(f"fill_{side}_far")) / max(view.tokens - n, 1)
     inside = view.total(f"fill_{side}_{other}") / n
-    differs = abs(inside - value) > 0.5
-    # 0 is what truncation to one token leaves, and its other side is then near 0 too
-    if spread > 1e-6 or not differs or (value == 0.0 and far < 0.03):
+    # 0 is what truncation to one token leaves, and its other side is then near 0 too; and where
+    # much disagrees, natural zeros do as well. No other whole number comes up by chance.
+    natural = abs(inside) < 0.5 or far < max(0.03, 3.0 * far_elsewhere)
+    if spread > 1e-6 or (value == 0.0 and natural):
         return None
     outside = _other_mean(view, side, other, n)
     nobody_sampled = inside < 1.5 * outside and view.total(f"fill_{side}_pair") > 0.5 * n
@@ -91,7 +95,7 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
     return Claim(
         cause="missing_value_sentinel",
         kind="exact",
-        strength=(0.9 if nobody_sampled else 1.0) * min(1.0 + n / 10.0, 3.0),
+        strength=0.6 if nobody_sampled else min(1.0 + n / 10.0, 3.0),
         evidence=(
             f"{int(n)} {name} log-probs are exactly {value:g} where the other side has "
             f"{inside:.2f} on average ({outside:.2f} elsewhere)"

@@ -11,9 +11,11 @@ import numpy as np
 from twinscope_service.diagnose.alignment import spearman
 from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.level import level_strength, model_class
+from twinscope_service.diagnose.mixture import loud_samples
 from twinscope_service.diagnose.view import Estimate, View
 
 Z_EVIDENCE = 5.0
+Z_KNOWN_FAULT = 3.5
 SLOPE = 0.06  # least growth of ln r per unit of ln(1 + t) that a rotary fault shows
 NOT_SEPARABLE = (
     "norm_or_precision_mismatch",
@@ -28,7 +30,9 @@ def rope_mismatch(view: View) -> Claim | None:
     slope = position_slope(view)
     before = _baseline_slope(view)
     excess = slope.value - before
-    strength = min(excess / SLOPE, excess / max(slope.se, 1e-9) / Z_EVIDENCE, 3.0)
+    # where the level says that something is wrong, less is needed to say what
+    z_needed = Z_EVIDENCE if level_strength(view) < 1.0 else Z_KNOWN_FAULT
+    strength = min(excess / SLOPE, excess / max(slope.se, 1e-9) / z_needed, 3.0)
     prints = _differences(view, ("rope_theta", "rope_scaling", "rope_parameters"))
     if prints and level_strength(view) > 0.3:
         strength = max(strength, 1.5)
@@ -81,13 +85,13 @@ def train_mode_dropout(view: View) -> Claim | None:
     the engine's q agrees to the last bit, so p should.
     """
     spread = first_token_spread(view)
-    if spread is None:
-        return None
+    if spread is None or loud_samples(view) is not None:
+        return None  # two kinds of samples differ without any randomness; each is looked at alone
     p_spread, q_spread, groups = spread
     level = level_strength(view)
     typical = sqrt(max(view.mean("d2"), 0.0))
     ratio = p_spread / max(typical, 1e-9)
-    strength = min(level, ratio / 0.25, groups / 3.0, 3.0)
+    strength = min(level, ratio / 0.25, 0.7 + 0.2 * groups, 3.0)
     if strength < 0.6 or p_spread < 5 * q_spread or p_spread < 0.02 or _padding_explains(view):
         return None
     return Claim(

@@ -50,7 +50,7 @@ TIER: dict[str, int] = {
 INDEPENDENT = frozenset(
     {"bf16_logprob_storage", "side_missing", "nonfinite_values", "bypass_mode", "retokenized"}
 )
-HIDES_ONLY_ITSELF = INDEPENDENT - {"bypass_mode"}
+HIDES_NOTHING = INDEPENDENT - {"bypass_mode"} | {"mixed_weight_versions"}
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,18 @@ def diagnose(
     view = View(summary, context, history)
     claims = find_claims(view)
     causes = [_cause(view, claim, claims) for claim in claims]
-    causes.append(_noise(view, claims))
     ranked = sorted(causes, key=lambda c: -c.confidence * _weight(c))
+    ranked = _with_noise(ranked, _noise(view, claims))
     kept = [c for i, c in enumerate(ranked) if i == 0 or c.confidence >= options.least_confidence]
     return tuple(kept[: options.most_causes])
+
+
+def _with_noise(ranked: list[Cause], noise: Cause) -> list[Cause]:
+    """Noise comes first when it is likelier than all faults together, else where it belongs."""
+    if not ranked or noise.confidence >= 0.5:
+        return [noise, *ranked]
+    place = sum(1 for c in ranked[1:] if c.confidence > noise.confidence) + 1
+    return [*ranked[:place], noise, *ranked[place:]]
 
 
 def find_claims(view: View, *, depth: int = 0) -> list[Claim]:
@@ -88,11 +96,17 @@ def find_claims(view: View, *, depth: int = 0) -> list[Claim]:
     partial = next((c for c in claims if c.touched is not None and c.strength >= 1.0), None)
     if partial is not None:
         return _with_rest(view, claims, partial, depth)
-    if all(c.kind in ("set", "declared") or c.strength < 1.0 for c in claims):
-        loud = loud_samples(view)
-        if loud is not None:
-            return _with_loud(view, claims, loud, depth)
+    loud = loud_samples(view)
+    if loud is not None and not any(_explains_contrast(c) for c in claims):
+        return _with_loud(view, claims, loud, depth)
     return claims
+
+
+def _explains_contrast(claim: Claim) -> bool:
+    """Does the claim itself say why some samples are louder than others?"""
+    return claim.strength >= 1.0 and (
+        claim.touched is not None or TIER[claim.cause] in (5, 6) or claim.cause in ("token_shift",)
+    )
 
 
 def visible(found: Iterable[Claim]) -> list[Claim]:
@@ -100,14 +114,16 @@ def visible(found: Iterable[Claim]) -> list[Claim]:
     claims = sorted(found, key=lambda c: (TIER[c.cause], -c.strength))
     kept: list[Claim] = []
     for claim in claims:
-        if claim.cause in INDEPENDENT or not any(_hides(other, claim) for other in kept):
+        free = claim.kind == "exact" and claim.cause in INDEPENDENT
+        free = free or claim.cause == "mixed_weight_versions"
+        if free or not any(_hides(other, claim) for other in kept):
             kept.append(claim)
     return kept
 
 
 def _hides(strong: Claim, weak: Claim) -> bool:
     """Does `strong` make `weak` meaningless or superfluous?"""
-    if strong.strength < 1.0 or strong.cause in HIDES_ONLY_ITSELF:
+    if strong.strength < 1.0 or strong.cause in HIDES_NOTHING:
         return False
     return TIER[strong.cause] < TIER[weak.cause]
 
@@ -116,10 +132,14 @@ def _with_rest(view: View, claims: list[Claim], partial: Claim, depth: int) -> l
     """Set the touched samples aside and diagnose the others; name what is wrong in the touched."""
     touched: Mask = partial.touched
     rest = find_claims(view.narrowed(~touched), depth=depth + 1)
-    found = [partial, *(c for c in claims if c is not partial and c.cause in INDEPENDENT)]
+    always = INDEPENDENT | {"mixed_weight_versions"}
+    found = [partial, *(c for c in claims if c is not partial and c.cause in always)]
     if partial.cause == "mixed_weight_versions":
         inner = find_claims(view.narrowed(touched), depth=depth + 1)
-        found += [_in_part(view, c, touched) for c in inner if c.strength >= 0.8]
+        named = [_in_part(view, c, touched) for c in inner if c.strength >= 1.0]
+        if any(c.kind != "set" for c in named):  # something else is wrong there than its weights
+            found[0] = replace(partial, strength=min(partial.strength, 1.0))
+        found = named + found
     known = {c.cause for c in found}
     return found + [replace(c, touched=None) for c in rest if c.cause not in known]
 
@@ -127,7 +147,8 @@ def _with_rest(view: View, claims: list[Claim], partial: Claim, depth: int) -> l
 def _with_loud(view: View, claims: list[Claim], loud: Mask, depth: int) -> list[Claim]:
     """A clearly louder part of the samples is diagnosed by itself, the rest by itself."""
     inner = [c for c in find_claims(view.narrowed(loud), depth=depth + 1) if c.strength >= 1.0]
-    named = [_in_part(view, c, loud) for c in inner if c.kind != "set"]
+    named = [_in_part(view, c, loud) for c in inner]
+    named += [c for c in claims if c.kind == "exact" and c.cause not in {i.cause for i in inner}]
     if not named:
         return claims
     rest = find_claims(view.narrowed(~loud), depth=depth + 1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
 from twinscope_service.diagnose.view import Estimate, View
-from twinscope_service.measure.records import EXTREME, HIST_BASE
+from twinscope_service.measure.records import BOUND_TEMPERATURES, EXTREME, HIST_BASE
 
 Z_EVIDENCE = 5.0  # p = 6e-7: about 30 tests are made per diagnosis
 FIT = 0.6  # least |correlation| of q − p with (q + p)/2 under a temperature
@@ -44,7 +44,7 @@ def temperature_not_restored(view: View) -> Claim | None:
     exact = temperature_from_logsumexp(view)
     ratio, k3_after = (fit.ratio, None) if exact is None else exact
     away = abs(log(fit.ratio)) / max(fit.se / fit.ratio, 1e-9)
-    strength = min(fit.fit / FIT, away / Z_EVIDENCE, 3.0)
+    strength = min(fit.fit / FIT, away / Z_EVIDENCE, 3.0) * _bound_kept(view, fit)
     sampled = ratio if fit.honest == "rollout" else 1.0 / ratio
     if strength < 0.7 or abs(log(ratio)) < 0.015:
         return None
@@ -67,6 +67,25 @@ def temperature_not_restored(view: View) -> Claim | None:
     )
 
 
+def _bound_kept(view: View, fit: TemperatureFit) -> float:
+    """1 if the hard bound holds (T < 1: q >= p/T; T > 1: q <= p/T), towards 0 as tokens break it.
+
+    Counted at the nearest tabulated temperature beyond the estimate; only for an honest q.
+    """
+    if not view.whole or fit.honest != "rollout":
+        return 1.0
+    low = fit.ratio < 1.0
+    beyond = [
+        (abs(t - fit.ratio), count)
+        for t, count in zip(BOUND_TEMPERATURES, view.summary.bounds.tolist(), strict=True)
+        if (t < 1.0) == low and (t <= fit.ratio * 1.03 if low else t >= fit.ratio * 0.97)
+    ]
+    if not beyond:
+        return 1.0
+    broken = min(beyond)[1] / max(view.tokens, 1.0)
+    return 1.0 if broken < 0.02 else max(1.0 - 10.0 * (broken - 0.02), 0.2)
+
+
 def _temperature_words(fit: TemperatureFit, ratio: float, exact: bool) -> str:
     liar = "the trainer's log-probs" if fit.honest == "rollout" else "the engine's log-probs"
     source = "log-sum-exp at other temperatures" if exact else "pairs alone"
@@ -85,7 +104,11 @@ def fit_temperature(view: View) -> TemperatureFit | None:
     # E[ρ] = 1 says that q is honest, E[1/ρ] = 1 that p is; the smaller violation decides.
     q_off, p_off = abs(view.rho_excess.z), abs(view.inverse_excess.z)
     wanted = "rollout" if q_off <= p_off else "train"
-    return next((f for f in fits if f.honest == wanted), fits[0])
+    fit = next((f for f in fits if f.honest == wanted), fits[0])
+    violated = view.inverse_excess.z if fit.honest == "rollout" else view.rho_excess.z
+    # a temperature far from 1 breaks the other side's identity by many standard errors
+    least = 5.0 if abs(log(fit.ratio)) > 0.2 else 3.0
+    return fit if violated > least or view.rho_excess.z < -Z_EVIDENCE else None
 
 
 def _fit_one(view: View, honest: str) -> TemperatureFit | None:
@@ -102,7 +125,7 @@ def _fit_one(view: View, honest: str) -> TemperatureFit | None:
         sign, weight = -1.0, "wm"
     beta = 1.0 + slope.value
     fit = sign * _midpoint_correlation(view, weight)
-    if not 0.2 < beta < 5.0 or not isfinite(slope.se) or (beta > 1.0) != (fit > 0.0):
+    if not 0.3 < beta < 3.3 or not isfinite(slope.se) or (beta > 1.0) != (fit > 0.0):
         return None
     ratio = 1.0 / beta if honest == "rollout" else beta
     se = slope.se / beta**2 if honest == "rollout" else slope.se
@@ -196,7 +219,7 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
     """The side `side` covers fewer tokens than the other: a mass below 1 with honest numbers."""
     lost = -excess.value
     least = 0.002 if excess.z < -20 else 0.005
-    if excess.z > -Z_EVIDENCE or lost < least:
+    if excess.z > -Z_EVIDENCE or lost < least or not _lost_inside(view, side, lost):
         return None
     other = view.mean("q_above" if wrong_side == "q_below" else "q_below")
     lopsided = other / max(other + view.mean(wrong_side), 1e-9)
@@ -220,6 +243,19 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
         k3_after=after,
         explains=explained(view, after) if after is not None else 0.9,
     )
+
+
+def _lost_inside(view: View, side: str, lost: float) -> bool:
+    """Is the mass lost inside the samples too, not just at their first and last tokens?"""
+    if not view.whole or side != "rollout":
+        return True
+    edges = [
+        view.profile(name, column)[0] for name in ("first", "last") for column in ("rho_m1", "n")
+    ]
+    inside = (view.total("rho_m1") - edges[0] - edges[2]) / max(
+        view.tokens - edges[1] - edges[3], 1
+    )
+    return bool(-inside > 0.6 * lost)
 
 
 def _which_truncation(view: View) -> dict[str, Any]:

@@ -259,6 +259,8 @@ def update_lost_to_rounding(view: View) -> Claim | None:
 def compare(values: F64, a: Mask, b: Mask) -> tuple[float, float]:
     """(mean over a − mean over b, z) of per-sample values; Welch standard error."""
     x, y = values[a], values[b]
+    if min(len(x), len(y)) < 2:
+        return 0.0, 0.0
     se = sqrt(float(x.var(ddof=1)) / len(x) + float(y.var(ddof=1)) / len(y))
     gap = float(x.mean() - y.mean())
     return gap, gap / max(se, 1e-9)
