@@ -4,7 +4,8 @@
 would hold it for hours. Here the socket is wrapped, and each operation gets what is left of the
 post's deadline. Redirects and proxy variables are not followed: the service is a neighbour.
 
-Imported on the sending thread when the first post is sent: `import twinscope` does not load it.
+Not loaded by `import twinscope`, but before a probe starts its thread: a module that is half
+imported when the host forks stays half imported in the child.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ CHUNK = 256 << 10  # bytes per send: often enough to notice the deadline
 MOST_ANSWER_BYTES = 64 << 10
 LONGEST_WAIT_S = 300.0  # of a Retry-After that is taken seriously
 BUSY = (408, 425, 429)
+"localhost".encode("idna")  # loads the codec that resolving a name would load on the thread
 
 
 class DeadlineSocket:

@@ -53,13 +53,21 @@ def watch_fork(target: Forgetful) -> None:
 def watch_multiprocessing(target: Closable) -> None:
     """Children of `multiprocessing` leave by os._exit: atexit does not run there, Finalize does.
 
-    To be called when the child first uses the target, not at the fork: `multiprocessing` clears
-    the finalizers while it sets the child up.
+    To be called when a process first uses the target. While it sets a child up, `multiprocessing`
+    clears the finalizers; a target that came with the child's arguments is older than that, so it
+    also registers to be told when the child is set up.
     """
     process = sys.modules.get("multiprocessing.process")
     util = sys.modules.get("multiprocessing.util")
-    if process is not None and util is not None and process.parent_process() is not None:
+    if process is None or util is None:
+        return
+
+    def finish(target: Closable) -> None:
         util.Finalize(None, _exit_hook(target), exitpriority=100)
+
+    util.register_after_fork(target, finish)
+    if process.parent_process() is not None:
+        finish(target)
 
 
 def _exit_hook(target: Closable) -> Callable[[], None]:

@@ -139,6 +139,7 @@ class Probe:
         if self._settings.disabled or (reason is not None and self._sink is None):
             logger.warning("twinscope: the probe is off (%s); its calls do nothing", reason)
             return False
+        _load()
         self._rank = find_rank(self._environment)
         self._pool = SlabPool(self._settings.buffer_bytes // POOL_SHARE)
         self._shipper = Shipper(
@@ -406,11 +407,16 @@ def _rebuild(settings: ProbeSettings) -> Probe:
     return Probe(**{setting.name: getattr(settings, setting.name) for setting in SETTINGS})
 
 
+def _load() -> None:
+    """Load what the sending thread needs before there is one: a fork must not interrupt imports."""
+    import twinscope.http_sink
+    import twinscope.wire.codec  # noqa: F401
+
+
 def _make_sink(settings: ProbeSettings, sink: Sink | None) -> Sink:
-    """The given sink, or HTTP: loaded here, on the sending thread, not by `import twinscope`."""
     if sink is not None:
         return sink
-    from twinscope.http_sink import HttpSink
+    from twinscope.http_sink import HttpSink  # loaded already, see _load
 
     return HttpSink(
         str(settings.url),

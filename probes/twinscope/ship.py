@@ -257,12 +257,10 @@ class Shipper:
         """Encode and post one item."""
         try:
             post = item.post()
-        except WireError as error:
-            self._guard.note("encode", error)
-            return Answer("broken", detail="invalid")
-        except OSError as error:
-            self._guard.note("spool", error)
-            return Answer("broken", detail="spool_lost")
+        except (WireError, OSError) as error:
+            spooled = isinstance(item, SpooledItem)
+            self._guard.note("spool" if spooled else "encode", error)
+            return Answer("broken", detail="spool_lost" if spooled else "invalid")
 
         def send() -> Answer:
             if self._sink is None:

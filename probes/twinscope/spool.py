@@ -27,6 +27,11 @@ from twinscope.errors import WireError
 from twinscope.items import JSON_TYPE, Item, Post, new_id
 from twinscope.wire.schema import CONTENT_TYPE
 
+try:
+    import fcntl
+except ImportError:  # Windows: a spool is written, but not taken over
+    fcntl = None  # type: ignore[assignment]
+
 FILE_NAME = re.compile(r"\d{12}-(\d{1,18})-([0-9a-f]{32}(?:\.\d{1,9})?)\.(safetensors|json)")
 Loss = Callable[[Count, str], None]
 
@@ -45,7 +50,7 @@ class SpooledItem:
         content = self.path.read_bytes()
         if self.path.suffix == ".safetensors":
             return Post("/v1/batches", CONTENT_TYPE, self.batch_id, [content])
-        kept = json.loads(content)
+        kept = _unwrap(content)
         if not isinstance(kept, dict) or not str(kept.get("path")).startswith("/v1/"):
             raise WireError(str(self.path), "not a spooled message", "remove the file")
         body = json.dumps(kept.get("body"), separators=(",", ":")).encode()
@@ -180,6 +185,13 @@ def _wrap(post: Post) -> bytes:
     return b'{"path":%s,"body":%s}' % (json.dumps(post.path).encode(), (text or "null").encode())
 
 
+def _unwrap(content: bytes) -> object:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _list_folder(folder: Path) -> list[SpooledItem]:
     """What is in another process's folder, oldest first; files half written are removed.
 
@@ -209,9 +221,7 @@ def _read_name(path: Path) -> SpooledItem | None:
 
 def _try_lock(folder: Path, *, create: bool = False) -> int | None:
     """The lock of a folder: an open file descriptor, or None when its owner lives (or no flock)."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: a spool is written, but not taken over
+    if fcntl is None:
         return None
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
