@@ -136,15 +136,18 @@ class Records:
 
 
 def checksums(words: U32) -> U32:
-    """Checksum of records [R,32]: Σ w_i · x^(30-i) in GF(2)[x] modulo the CRC-32 polynomial.
+    """Checksum of records [R,32]: Σ w_i · x^(31-i) in GF(2)[x] modulo the CRC-32 polynomial.
 
-    Horner's rule, one bit of shift per word, so that hardware folds eight words per clock. Any
-    change inside one word, and any exchange of different neighbours, changes the sum.
+    i runs over the 31 words before the checksum. Horner's rule, one bit of shift per word, so that
+    hardware folds eight words per clock. Any change inside one word, and any exchange of two
+    different neighbours, changes the sum.
     """
     state = np.zeros(len(words), dtype=np.uint32)
-    for i in range(31):
+    for i in range(32):
         carry = (state >> np.uint32(31)) * np.uint32(CRC_POLYNOMIAL)
-        state = (state << np.uint32(1)) ^ carry ^ words[:, i]
+        state = (state << np.uint32(1)) ^ carry
+        if i < 31:
+            state = state ^ words[:, i]
     return state
 
 

@@ -1,0 +1,115 @@
+"""Beat queue and gate: holds beats until nothing behind can overflow, then lets one pass per clock.
+
+The lanes never stall, so every rule is kept here, before a beat enters:
+- a header passes only with a record credit, and only in the mode the lanes are in (else they are
+  drained first and the mode is changed);
+- two ends of chunks are at least four clocks apart, because a record leaves in four beats;
+- a token-stream beat passes only with a token credit.
+
+The control bits are looked at one clock ahead of the payload: the payload memory is read by a
+pointer that follows the decision, its output register loads every clock, and nothing wide waits
+for a combinational decision.
+"""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Elaboratable, Module, Mux, Signal, unsigned
+from amaranth.lib.memory import Memory
+
+from rtl.beat import CONTROL_NAMES, PAIR_BITS, Beat
+
+DEPTH = 16
+PACE = 3  # clocks between two chunk ends, less one
+
+
+class BeatQueue(Elaboratable):
+    """`beat_in` is always taken; `room` must stop its source three beats before the queue is full.
+
+    record_credit, token_credit: there is room behind. drained: nothing is in the lanes.
+    """
+
+    def __init__(self, *, lanes: int) -> None:
+        self.lanes = lanes
+        self.beat_in = Beat(lanes, "queued")
+        self.beat_out = Beat(lanes, "gated")
+        self.room = Signal(init=1)
+        self.record_credit = Signal()
+        self.token_credit = Signal()
+        self.drained = Signal()
+        self.mode = Signal()
+        self.takes_record = Signal()  # a record will come of the beat that passes
+        self.takes_token = Signal()
+        self.passing = Signal()
+        self.empty = Signal()
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        write, look = Signal(range(DEPTH)), Signal(range(DEPTH))
+        level = Signal(range(DEPTH + 1))
+        control = self._memory(m, "control", len(CONTROL_NAMES), self.beat_in.control, write, look)
+        bits = {name: control[i] for i, name in enumerate(CONTROL_NAMES)}
+        pace = Signal(range(PACE + 1))
+        turn = Signal()  # the lanes are empty and the mode changes in this clock
+        m.d.comb += [
+            turn.eq((level != 0) & bits["header"] & (bits["mode"] != self.mode) & self.drained),
+            self.passing.eq(
+                (level != 0)
+                & (~bits["header"] | (self.record_credit & (bits["mode"] == self.mode)))
+                & (~bits["last"] | (pace == 0))
+                & (~bits["tokens"] | self.token_credit)
+            ),
+            self.takes_record.eq(self.passing & bits["last"] & ~bits["hold"]),
+            self.takes_token.eq(self.passing & bits["tokens"] & ~bits["header"]),
+            self.empty.eq(level == 0),
+        ]
+        m.d.sync += [
+            write.eq(write + self.beat_in.valid),
+            look.eq(look + self.passing),
+            level.eq(level + self.beat_in.valid - self.passing),
+            self.room.eq(level < DEPTH - 6),
+            pace.eq(Mux(self.passing & bits["last"], PACE, Mux(pace == 0, 0, pace - 1))),
+        ]
+        with m.If(turn):
+            m.d.sync += self.mode.eq(bits["mode"])
+        self._payload(m, write, control)
+        return m
+
+    def _payload(self, m: Module, write: Signal, control: Signal) -> None:
+        """The wide memory, read one clock after the decision; beat_out one clock after that."""
+        passed = Signal()
+        control_1 = Signal(len(CONTROL_NAMES))
+        m.d.sync += [
+            passed.eq(self.passing),
+            control_1.eq(control),
+            self.beat_out.valid.eq(passed),
+            self.beat_out.control.eq(Mux(passed, control_1, 0)),
+        ]
+        narrow = Cat(self.beat_in.present, self.beat_in.masked)
+        read = self._pointer(m, "mark", passed)
+        marks = self._memory(m, "marks", 2 * self.lanes, narrow, write, read)
+        m.d.sync += [
+            self.beat_out.present.eq(Mux(passed, marks[: self.lanes], 0)),
+            self.beat_out.masked.eq(marks[self.lanes :]),
+        ]
+        for i in range(self.lanes):
+            read = self._pointer(m, f"lane{i}", passed)
+            data = self._memory(m, f"data{i}", PAIR_BITS, self.beat_in.data[i], write, read)
+            m.d.sync += self.beat_out.data[i].eq(data)
+
+    def _pointer(self, m: Module, name: str, step: Signal) -> Signal:
+        """One read pointer per lane: equal counters, kept apart to stay close to their memory."""
+        pointer = Signal(range(DEPTH), name=f"read_{name}", attrs={"keep": 1})
+        m.d.sync += pointer.eq(pointer + step)
+        return pointer
+
+    def _memory(
+        self, m: Module, name: str, width: int, data: Signal, write: Signal, read: Signal
+    ) -> Signal:
+        memory = Memory(shape=unsigned(width), depth=DEPTH, init=[])
+        m.submodules[f"memory_{name}"] = memory
+        writer, reader = memory.write_port(), memory.read_port(domain="comb")
+        m.d.comb += [
+            writer.addr.eq(write), writer.data.eq(data), writer.en.eq(self.beat_in.valid),
+            reader.addr.eq(read),
+        ]  # fmt: skip
+        return reader.data

@@ -1,0 +1,67 @@
+"""Token output: one 128-bit word per token and lane, on a stream of its own, where a chunk asks.
+
+Word: k3 (or e^q) Q30.58 in bits 0..87, float32 Δ in 88..119, formats.TOKEN_FLAGS in 120..127.
+The queue is small (LUT memory), so token mode runs at DEPTH tokens per pipeline length, about a
+third of full rate: the host link could not carry more than half of it anyway.
+"""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Elaboratable, Module, Signal, Value
+from amaranth.lib.fifo import SyncFIFO
+
+from rtl.compute_core import FLAG_NAMES
+from twinscope_fpga.formats import TOKEN_BYTES, TOKEN_FLAGS, VALUE_BITS
+
+TOKEN_BITS = 8 * TOKEN_BYTES
+
+
+class TokenOutput(Elaboratable):
+    """push: the lanes' results belong to a token chunk; last: the chunk ends with this beat."""
+
+    def __init__(self, *, lanes: int, depth: int = 16) -> None:
+        self.lanes, self.depth = lanes, depth
+        self.value = [Signal(VALUE_BITS, name=f"value{i}") for i in range(lanes)]
+        self.size = [Signal(31, name=f"size{i}") for i in range(lanes)]
+        self.flags = [Signal(len(FLAG_NAMES), name=f"flags{i}") for i in range(lanes)]
+        self.mode = Signal()
+        self.push = Signal()
+        self.last = Signal()
+        self.take = Signal()
+        self.credit = Signal(init=1)
+        self.tdata = Signal(TOKEN_BITS * lanes)
+        self.tlast = Signal()
+        self.tvalid = Signal()
+        self.tready = Signal()
+        self.overflow = Signal()
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        fifo = SyncFIFO(width=TOKEN_BITS * self.lanes + 1, depth=self.depth)
+        m.submodules.fifo = fifo
+        word, push = Signal(TOKEN_BITS * self.lanes + 1, reset_less=True), Signal()
+        m.d.sync += [
+            word.eq(Cat(*(self._word(i) for i in range(self.lanes)), self.last)),
+            push.eq(self.push),
+            self.overflow.eq(push & ~fifo.w_rdy),
+        ]
+        m.d.comb += [
+            fifo.w_data.eq(word),
+            fifo.w_en.eq(push),
+            Cat(self.tdata, self.tlast).eq(fifo.r_data),
+            self.tvalid.eq(fifo.r_rdy),
+            fifo.r_en.eq(self.tready),
+        ]
+        left = Signal(range(self.depth + 1), init=self.depth)
+        gone = self.tvalid & self.tready
+        m.d.sync += [left.eq(left + gone - self.take), self.credit.eq(left > 2)]
+        return m
+
+    def _word(self, lane: int) -> Value:
+        flags = dict(zip(FLAG_NAMES, self.flags[lane], strict=True)) | {"mode": self.mode}
+        return Cat(
+            self.value[lane],
+            self.size[lane],
+            flags["negative"],
+            *(flags[name] for name in TOKEN_FLAGS),
+        )
