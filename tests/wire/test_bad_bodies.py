@@ -65,6 +65,12 @@ def test_deep_nesting_is_refused(opening: str) -> None:
     assert "nest" in _refusal(len(shallow).to_bytes(8, "little") + shallow).fix
 
 
+def test_a_million_brackets_are_refused() -> None:
+    """Empty lists are the cheapest way to make a parser fill the memory."""
+    text = b"[" + b"[]," * 1_000_000 + b"[]]"
+    assert "arrays" in _refusal(len(text).to_bytes(8, "little") + text).fix
+
+
 HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"schema": 2}, "schema"),
     ({"schema": True}, "schema"),

@@ -10,6 +10,7 @@ from typing import Any
 from twinscope.errors import WireError
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+MOST_CONTAINERS = 1 << 19  # an empty list costs 3 bytes of text and 64 of memory
 LONGEST_INTEGER = 40  # digits; longer ones cost quadratic time to read, and fit nowhere
 
 
@@ -27,15 +28,19 @@ def parse(text: bytes | memoryview | str, *, field: str, depth: int) -> Any:
         return int(token) if len(token) <= LONGEST_INTEGER else read_float("inf")
 
     try:
+        text = text if isinstance(text, str) else str(text, "utf-8")
+        if text.count("[") + text.count("{") > MOST_CONTAINERS:
+            fix = f"send at most {MOST_CONTAINERS} arrays and objects"
+            raise WireError(field, "too many brackets", fix)
         value = json.loads(
-            text if isinstance(text, str) else str(text, "utf-8"),
+            text,
             object_pairs_hook=_unique_pairs,
             parse_constant=read_float,
             parse_float=read_float,
             parse_int=read_integer,
         )
-    except WireError as error:
-        raise WireError(f"{field}: {error.field}", error.args[1], error.fix) from None
+    except WireError:  # which is a ValueError: not to be taken for one below
+        raise
     except RecursionError:
         raise WireError(field, "deep nesting", f"nest at most {depth} levels") from None
     except UnicodeDecodeError as error:
@@ -56,7 +61,7 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise WireError(f"key {key!r}", key, "send each key once")
+                raise WireError(f"JSON key {key!r}", key, "send each key once")
             seen.add(key)
     return found
 

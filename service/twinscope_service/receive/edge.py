@@ -29,6 +29,7 @@ class Edge:
     inflight: InflightBytes
     traffic: Traffic
     ingest_threads: CapacityLimiter  # its own, so that reads never wait for uploads
+    json_threads: CapacityLimiter  # one: JSON costs many times its size in memory
 
 
 def build_edge(settings: Settings, pipeline: Pipeline, *, traffic: Traffic) -> Edge:
@@ -51,6 +52,7 @@ def build_edge(settings: Settings, pipeline: Pipeline, *, traffic: Traffic) -> E
         inflight=InflightBytes(settings.max_inflight_bytes),
         traffic=traffic,
         ingest_threads=CapacityLimiter(4),
+        json_threads=CapacityLimiter(1),
     )
 
 

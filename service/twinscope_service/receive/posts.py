@@ -49,13 +49,12 @@ async def post_batch(request: Request) -> Answer:
     changes nothing and gets the same answer.
     """
     edge, access, batch_id = edge_of(request), access_of(request), _batch_id(request)
-    kind = _check_type(request, CONTENT_TYPE, JSON_TYPE)
-    rules = edge.json if kind == JSON_TYPE else edge.binary
+    if _check_type(request, CONTENT_TYPE, JSON_TYPE) == JSON_TYPE:
+        work, rules, threads = _accept_json, edge.json, edge.json_threads
+    else:
+        work, rules, threads = _accept, edge.binary, edge.ingest_threads
     async with received_body(request, rules=rules, inflight=edge.inflight) as body:
-        work = _accept_json if kind == JSON_TYPE else _accept
-        return await to_thread.run_sync(
-            work, edge, access, body, batch_id, limiter=edge.ingest_threads
-        )
+        return await to_thread.run_sync(work, edge, access, body, batch_id, limiter=threads)
 
 
 def _accept(edge: Edge, access: Access, body: memoryview | bytes, batch_id: str | None) -> Answer:
