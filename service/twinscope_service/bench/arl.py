@@ -180,3 +180,23 @@ BITS = {
     "pair": kernels.PAIR,
     "growth": kernels.GROWTH,
 }
+
+
+def likelihood_table(*, paths: int, seed: int, steps: int = 2_500) -> list[tuple[float, float]]:
+    """(ARL, limit) of the likelihood-ratio statistic on normal noise, from first passages.
+
+    Each path starts afresh; both sides count, since normal noise is symmetric. The ARL of a limit
+    is the exposure until the first passage (or the end of the path) per passage.
+    """
+    grid = np.arange(2.0, 6.0, 0.01)
+    exposure, passages = np.zeros(len(grid)), np.zeros(len(grid))
+    slots = np.array([kernels.GLR_UP, kernels.GLR_DOWN])
+    for path in range(paths):
+        y, s2 = noise(NORMAL, steps, seed=seed * 1_000_003 + path)
+        for side in tracer()(y, s2, path + 1, slots).T:
+            first = np.searchsorted(np.maximum.accumulate(side), grid)
+            passages += first < steps
+            exposure += np.clip(first - kernels.BURN_IN, 0, None)
+    run_length = exposure / np.maximum(passages, 0.5)
+    wanted = (300.0, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5, 1e6)
+    return [(arl, round(float(grid[np.argmax(run_length >= arl)]), 2)) for arl in wanted]

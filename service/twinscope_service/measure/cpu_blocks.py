@@ -379,7 +379,7 @@ def add_fills(
 ) -> None:
     """FILL_Q or FILL_P at row[at:]; `before`: 1 if the token before the block was such a fill."""
     ws, ds, xs, ys = b[W : W + n], b[D : D + n], b[value : value + n], b[other : other + n]
-    count = total = square = across = far = pair = 0.0
+    count = total = square = across = far = 0.0
     for i in range(n):
         fill = ws[i] if xs[i] == np.rint(xs[i]) else 0.0
         count += fill

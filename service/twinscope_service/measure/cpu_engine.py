@@ -111,7 +111,7 @@ def new_totals(samples: int, lags: int, worst: int) -> Totals:
         worst_size=np.zeros(worst),
         worst_token=np.full(worst, -1, np.int64),
         worst_row=np.zeros(worst, np.int64),
-        slot=np.zeros(cpu_blocks.BLOCK, np.int32),
+        slot=np.zeros(cpu_blocks.BLOCK, np.uint32),
     )
 
 

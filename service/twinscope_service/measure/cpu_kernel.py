@@ -66,7 +66,7 @@ class Totals(NamedTuple):
     worst_size: F64  # [K] descending
     worst_token: I64  # [K] index into N, −1: none
     worst_row: I64  # [K]
-    slot: NDArray[np.int32]  # [BLOCK] scratch
+    slot: NDArray[np.uint32]  # [BLOCK] scratch
 
 
 class Window(NamedTuple):
@@ -168,20 +168,20 @@ def add_heads(b: F64, n: int, heads: int, head: F64) -> int:
 
 
 @njit(nogil=True, cache=True, fastmath=blocks.ELEMENTWISE)
-def add_histogram(settings: Settings, b: F64, n: int, slot: NDArray[np.int32], out: I64) -> None:
+def add_histogram(settings: Settings, b: F64, n: int, slot: NDArray[np.uint32], out: I64) -> None:
     """The histogram of |Δ|: bucket by the bits of its float32 form."""
     base, buckets = np.int32(settings.hist_base), np.int32(settings.hist_buckets)
     for i in range(n):
         bits = np.float32(abs(b[blocks.RAW + i])).view(np.int32)
         bucket = min(max((bits >> np.int32(17)) - base, np.int32(0)), buckets - np.int32(1))
         bucket += buckets if b[blocks.RAW + i] < 0.0 else np.int32(0)
-        slot[i] = bucket if bits != 0 else buckets + buckets
+        slot[i] = np.uint32(bucket if bits != 0 else buckets + buckets)
     for i in range(n):
         out[slot[i]] += 1
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=blocks.SUMS)
-def add_q_profile(b: F64, n: int, slot: NDArray[np.int32], out: F64) -> None:
+def add_q_profile(b: F64, n: int, slot: NDArray[np.uint32], out: F64) -> None:
     """The profile by q, in buckets of half a nat.
 
     Bucket 0 (q > −½) holds most tokens of a trained policy: whole block minus the others, without
@@ -202,7 +202,7 @@ def add_q_profile(b: F64, n: int, slot: NDArray[np.int32], out: F64) -> None:
         out[0, c] += total
     others = 0
     for i in range(n):
-        slot[others] = i
+        slot[others] = np.uint32(i)
         others += b[blocks.Q + i] <= -0.5
     for k in range(others):
         i = slot[k]
