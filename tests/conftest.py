@@ -37,11 +37,11 @@ class Service:
 
     def get(self, path: str, **arguments: Any) -> httpx.Response:
         """GET, over a new connection."""
-        return httpx.get(self.url + path, timeout=30, **arguments)
+        return httpx.get(self.url + path, timeout=120, **arguments)
 
     def post(self, path: str, **arguments: Any) -> httpx.Response:
         """POST, over a new connection."""
-        return httpx.post(self.url + path, timeout=30, **arguments)
+        return httpx.post(self.url + path, timeout=120, **arguments)
 
     def send(self, body: bytes, **headers: str) -> httpx.Response:
         """Post a binary batch. Underscores in header names become dashes."""

@@ -39,6 +39,7 @@ def build_app(settings: Settings) -> FastAPI:
         pipeline = await to_thread.run_sync(lambda: open_pipeline(settings))
         edge = build_edge(settings, pipeline, traffic=traffic)
         app.state.edge = edge
+        app.state.health = await to_thread.run_sync(pipeline.health)
         app.state.registry = build_registry(pipeline, traffic=traffic, inflight=edge.inflight)
         ticking = asyncio.create_task(_tick_forever(pipeline))
         try:

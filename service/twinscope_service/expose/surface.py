@@ -5,12 +5,14 @@ from __future__ import annotations
 import mimetypes
 from importlib.resources import files
 
+from anyio import move_on_after, to_thread
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
 from twinscope_service.receive.answers import Answer
 from twinscope_service.receive.edge import access_of, edge_of
+from twinscope_service.views import Health
 
 PAGE_FOLDER = files("twinscope_dashboards") / "web"
 PAGE_HEADERS = {
@@ -18,6 +20,7 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
+BUSY_S = 0.5  # an orchestrator waits a second for readiness
 router = APIRouter()
 
 
@@ -37,9 +40,16 @@ async def read_liveness() -> Answer:
 
 
 @router.get("/readyz", summary="Readiness")
-def read_readiness(request: Request) -> Answer:
-    """200 when batches are taken, else 503; details only for those who may see everything."""
-    health = edge_of(request).pipeline.health()
+async def read_readiness(request: Request) -> Answer:
+    """200 when batches are taken, else 503; details only for those who may see everything.
+
+    While a large batch is measured, the last known state is told: busy is not unready.
+    """
+    state = request.app.state
+    with move_on_after(BUSY_S):
+        pipeline = edge_of(request).pipeline
+        state.health = await to_thread.run_sync(pipeline.health, abandon_on_cancel=True)
+    health: Health = state.health
     said = health.as_json() if access_of(request).run is None else {"ready": health.ready}
     return Answer(said, 200 if health.ready else 503)
 
