@@ -101,12 +101,16 @@ class TorchDialect:
 
     def cut(self, value: Array, starts: list[int], stops: list[int]) -> list[Array]:
         """See `Dialect.cut`: row views, or one selection on the device, rows in order."""
-        torch = sys.modules["torch"]
         if value.device.type == "cpu":
             return [row[a:b] for row, a, b in zip(value.unbind(), starts, stops, strict=True)]
+        return [self.select(value, starts, stops)]
+
+    def select(self, value: Array, starts: list[int], stops: list[int]) -> Array:
+        """`cut` in a few kernels, whatever the number of rows."""
+        torch = sys.modules["torch"]
         columns = torch.arange(value.shape[1], device=value.device)
         first, last = torch.tensor([starts, stops], device=value.device).unsqueeze(2)
-        return [value[(columns >= first) & (columns < last)]]
+        return value[(columns >= first) & (columns < last)]
 
     def write(self, parts: Sequence[Array], dtype: DType, out: memoryview, *, field: str) -> None:
         """See `Dialect.write`: concatenated and cast on the device, then one copy to the host."""

@@ -200,7 +200,8 @@ def _add_header(
         header["version_spans"] = [[read_integer("version_spans", n) for n in s] for s in spans]
     if "expect" in given:
         expect = given["expect"]
-        expect = expect if isinstance(expect, Mapping) else {side: expect}
+        if not isinstance(expect, Mapping):
+            expect = dict.fromkeys(("rollout", "train") if side == "paired" else (side,), expect)
         header["expect"] = {str(k): read_integer("expect", v) for k, v in expect.items()}
     if "sampling" in given:
         header["sampling"] = plain_object("sampling", given["sampling"])

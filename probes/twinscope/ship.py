@@ -7,6 +7,7 @@ the head (or goes to the spool, oldest first), and everything behind it waits to
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
@@ -384,9 +385,17 @@ class Shipper:
         item = self.buffer.take()
         if item is None or self._spool is None:
             return
-        spool = self._spool
-        if self._guard.run("spool", False, lambda: spool.write(item)):
-            self.buffer.settle(item, "spooled")
+        outcome = self._guard.run("spool", None, functools.partial(self._write, item, self._spool))
+        if outcome is not None:
+            self.buffer.settle(item, outcome)
         else:
             self.buffer.give_back(item)
             self._spool_pause.begin(SPOOL_RETRY_S)
+
+    def _write(self, item: Item, spool: Spool) -> str | None:
+        """Where the item is now; None: still in memory."""
+        try:
+            return "spooled" if spool.write(item) else None
+        except WireError as error:
+            self._guard.note("encode", error)
+            return "invalid"
