@@ -127,34 +127,49 @@ def _lag_correlation(view: View, lag: int) -> float:
 
 
 def sample_permutation(view: View) -> Claim | None:
-    """p of one sample was paired with q of another: heads match across samples, not within."""
+    """p of one sample was paired with q of another.
+
+    The two are unrelated inside such a sample, yet p looks like the log-probs of sampled tokens
+    (as high as q on the whole), and another sample's p fits its q.
+    """
     q, p, known = _heads(view)
-    if known.sum() < 4:
-        return None
     own = np.abs(q - p).mean(axis=1)
-    suspects = known & (own > max(0.5, 6.0 * float(np.median(own[known]))))
-    if np.median(own[known]) > 1.0:
-        suspects = known & (own > 0.5)
+    suspects = known & (own > 0.4) & (view.sample_correlation < 0.7)
     if suspects.sum() < max(2, 0.04 * known.sum()):
         return None
     matched = _matched_elsewhere(q, p, own, known, suspects)
     share_matched = float(matched.sum() / suspects.sum())
-    if matched.sum() < 2 or share_matched < 0.3:
+    alike = _levels_alike(view, suspects)
+    if (matched.sum() < 2 or share_matched < 0.3) and not alike:
         return None
-    touched = suspects
-    share = float(touched.sum() / known.sum())
+    share = float(suspects.sum() / known.sum())
     return Claim(
         cause="sample_permutation",
-        kind="exact",
-        strength=min(0.8 + matched.sum() / 6.0, 3.0),
+        kind="exact" if share_matched >= 0.3 else "tested",
+        strength=min(1.0 + suspects.sum() / 6.0, 3.0) if share_matched >= 0.3 else 1.3,
         evidence=(
-            f"{int(suspects.sum())} of {int(known.sum())} samples disagree from the first tokens; "
-            f"for {share_matched:.0%} of those looked up, another sample's p fits their q"
+            f"in {int(suspects.sum())} of {int(known.sum())} samples q and p are unrelated from "
+            f"the first tokens on; for {share_matched:.0%} of them another sample's p fits their q"
         ),
-        estimate={"samples": int(suspects.sum()), "share": round(share, 4)},
-        k3_after=_k3_of_others(view, touched),
-        touched=None if share > 0.9 else touched,
+        estimate={
+            "samples": int(suspects.sum()),
+            "share": round(share, 4),
+            "matched": round(share_matched, 4),
+        },
+        k3_after=_k3_of_others(view, suspects),
+        touched=None if share > 0.9 else suspects,
+        group=() if share_matched >= 0.3 else ("sample_permutation", "retokenized"),
+        separator="token ids, or a digest of them, from both sides",
     )
+
+
+def _levels_alike(view: View, rows: Mask) -> bool:
+    """Is p on these samples about as high as q? A neighbour's logits would put it far below."""
+    n = max(float(view.column("n")[rows].sum()), 1.0)
+    q, p = float(view.column("q")[rows].sum()) / n, float(view.column("p")[rows].sum()) / n
+    best, known = view.attribute("best_lag")
+    repaired = float(((best != 0) & known)[rows].mean()) > 0.9  # then it is a shift
+    return abs(p - q) < 0.35 * abs(q) and not repaired
 
 
 def _heads(view: View) -> tuple[F64, F64, Mask]:

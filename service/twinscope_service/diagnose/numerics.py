@@ -88,6 +88,8 @@ def train_mode_dropout(view: View) -> Claim | None:
     if spread is None or loud_samples(view) is not None:
         return None  # two kinds of samples differ without any randomness; each is looked at alone
     p_spread, q_spread, groups = spread
+    if view.correlation < 0.6:
+        return None
     level = level_strength(view)
     typical = sqrt(max(view.mean("d2"), 0.0))
     ratio = p_spread / max(typical, 1e-9)
@@ -110,7 +112,11 @@ def train_mode_dropout(view: View) -> Claim | None:
 
 
 def first_token_spread(view: View) -> tuple[float, float, int] | None:
-    """(rms spread of p, of q, groups) in groups of equal prompt and first token; None: none."""
+    """(rms spread of p, of q, groups) in groups of equal prompt and first token; None: none.
+
+    None too where many p of one group are equal to the last bit: a pass that repeats for some
+    samples and not for others has two kinds of samples, not dropout.
+    """
     hashes, known = view.attribute("first_hash")
     q, has = view.attribute("head_q0")
     p, _ = view.attribute("head_p0")
@@ -122,6 +128,11 @@ def first_token_spread(view: View) -> tuple[float, float, int] | None:
     free = int(several.sum() - (counts > 1).sum())
     if free < 1:
         return None
+
+    order = np.lexsort((p[rows], inverse))
+    same = np.diff(inverse[order]) == 0
+    if np.mean(np.diff(p[rows][order])[same] == 0.0) > 0.2:
+        return None  # repeats exactly in part: samples differ, not passes
 
     def spread(x: Any) -> float:
         means = np.bincount(inverse, x) / counts

@@ -132,8 +132,12 @@ def _with_rest(view: View, claims: list[Claim], partial: Claim, depth: int) -> l
     """Set the touched samples aside and diagnose the others; name what is wrong in the touched."""
     touched: Mask = partial.touched
     rest = find_claims(view.narrowed(~touched), depth=depth + 1)
-    always = INDEPENDENT | {"mixed_weight_versions"}
-    found = [partial, *(c for c in claims if c is not partial and c.cause in always)]
+    found = [partial]
+    for claim in claims:
+        if claim is not partial and claim.cause in INDEPENDENT:
+            found.append(claim)
+        elif claim is not partial and claim.cause == "mixed_weight_versions":
+            found.append(replace(claim, strength=min(claim.strength, 1.0)))
     if partial.cause == "mixed_weight_versions":
         inner = find_claims(view.narrowed(touched), depth=depth + 1)
         named = [_in_part(view, c, touched) for c in inner if c.strength >= 1.0]

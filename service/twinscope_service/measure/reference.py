@@ -404,7 +404,7 @@ def extremes(block: PairBlock, tokens: Tokens, columns: Columns) -> F64:
         -tokens.q,
         -tokens.p,
         columns["prob_abs"],
-        rank[rank >= 0],
+        rank[rank >= 0].astype(np.float64),
     )
     return np.array([values.max(initial=-np.inf) for values in found], np.float64)
 
