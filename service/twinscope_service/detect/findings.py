@@ -1,4 +1,4 @@
-"""The records of the detect stage: what a detector sees (Observation) and what it says (Finding)."""
+"""The records of the detect stage: what a detector sees (Observation), what it says (Finding)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ class Observation:
     tokens: int  # counted tokens behind the value
     samples: int
     standard_error: float | None = None  # of `value`, over samples; None: unknown
-    scale: Scale = "log"  # log: levels that multiply (k3); linear: signed levels around 0 (E[rho]-1)
+    scale: Scale = (
+        "log"  # log: levels that multiply (k3); linear: signed levels around 0 (E[rho]-1)
+    )
     least: float = 0.0  # levels below this are of no interest to anybody
     family: int = 1  # series that share one false-alarm budget (the groups of one run)
+    expected: float | None = None  # the level a healthy series must have; None: its own past tells
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class DetectOptions:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if not least <= value < 1e9:
-                raise ConfigError(f"detect_{name}: got {value!r}; give a number of at least {least}")
+                raise ConfigError(
+                    f"detect_{name}: got {value!r}; give a number of at least {least}"
+                )
 
 
 _LEAST = {

@@ -24,7 +24,7 @@ EXCURSION = 60  # longest excursion: older points are learnt even while one last
 BLOCK = 100  # the certified detector remembers between BLOCK and 2 BLOCK values
 BURN_IN = 20  # values before the first verdict
 RESETTLE = 10  # values of a new level before it is watched
-CLIP = 2.5  # a score counts at most this much, so one wild batch can never be a level shift
+CLIP = 2.4  # a score counts at most this much, so one wild batch can never be a level shift
 ALLOWANCE = 0.25  # of the CUSUMs that delimit an excursion, in score units
 DRIFT_ALLOWANCE = 0.15  # taken off every score of the likelihood ratio: the budget for slow drift
 LEAVE_ONE_OUT = 1.3  # a shift must keep all but this much of its statistic without its top score
@@ -256,20 +256,33 @@ def _middle(x: Floats, ordered: Floats) -> float:
 
 
 def _mad(median: float, x: Floats, ordered: Floats) -> float:
-    """Median of |value - median|: walk outwards from the middle of the sorted window."""
+    """Median of |value - median|. Deviations to the left and to the right are two sorted lists."""
     n = int(x[SORTED_N])
-    right = n // 2
-    left = right - 1
-    before, deviation = 0.0, 0.0
-    for _ in range(n // 2 + 1):
-        before = deviation
-        if right >= n or (left >= 0 and median - ordered[left] <= ordered[right] - median):
-            deviation = median - ordered[left]
-            left -= 1
+    high = _deviation(n // 2 + 1, median, n, ordered)
+    if n % 2 == 1:
+        return high
+    return 0.5 * (_deviation(n // 2, median, n, ordered) + high)
+
+
+def _deviation(rank: int, median: float, n: int, ordered: Floats) -> float:
+    """The rank-th smallest |value - median| (from 1) of n sorted values, by bisection.
+
+    If `left` of the `rank` smallest deviations are left of the middle, they are the nearest ones
+    there; the right `left` is the first at which no left one is nearer than a right one taken.
+    """
+    middle = n // 2
+    low, high = max(0, rank - (n - middle)), min(rank, middle)
+    while low < high:
+        left = (low + high) // 2
+        # Is the next one on the left nearer than the last one taken on the right? Take more left.
+        if median - ordered[middle - 1 - left] < ordered[middle + rank - left - 1] - median:
+            low = left + 1
         else:
-            deviation = ordered[right] - median
-            right += 1
-    return deviation if n % 2 == 1 else 0.5 * (before + deviation)
+            high = left
+    worst = median - ordered[middle - low] if low > 0 else 0.0
+    if rank - low > 0:
+        worst = max(worst, ordered[middle + rank - low - 1] - median)
+    return worst
 
 
 def _insert(y: float, x: Floats, raw: Floats, ordered: Floats) -> None:
@@ -503,20 +516,10 @@ def _slope(block: int, x: Floats, raw: Floats) -> None:
 
 
 def _block_median(start: int, block: int, raw: Floats) -> float:
-    """Median of `block` raw values from tick `start`, by counting: blocks are 6 or 20 long."""
-    low = high = 0.0
-    for i in range(block):
-        value = raw[(start + i) % RING]
-        below = equal = 0
-        for j in range(block):
-            other = raw[(start + j) % RING]
-            below += 1 if other < value else 0
-            equal += 1 if other == value else 0
-        if below <= block // 2 - 1 < below + equal:
-            low = value
-        if below <= block // 2 < below + equal:
-            high = value
-    return 0.5 * (low + high)
+    """Median of `block` raw values from tick `start`."""
+    values = [raw[(start + i) % RING] for i in range(block)]
+    values.sort()
+    return 0.5 * (values[(block - 1) // 2] + values[block // 2])
 
 
 # ---- localising a shift after it has been reported
@@ -565,8 +568,11 @@ def _huber(z: float) -> float:
 
 
 # Every function above, callees first: what `bench.arl.compiled` hands to numba.
+# fmt: off
 COMPILED = (
-    "student_tail", "_tail", "_log_density", "_weigh", "_middle", "_mad", "_place", "_insert", "_spike", "_normal", "_phi", "_score", "_excursion",
-    "_accept", "_learn", "_likelihood", "_bet", "_certify", "_block_median", "_slope", "_trend",
-    "rebase", "update", "alarms", "settle", "_huber", "newest_median", "onset",
-)  # fmt: skip
+    "student_tail", "_tail", "_log_density", "_weigh", "_middle", "_deviation", "_mad",
+    "_place", "_insert", "_spike", "_normal", "_phi", "_score", "_excursion", "_accept",
+    "_learn", "_likelihood", "_bet", "_certify", "_block_median", "_slope", "_trend", "rebase",
+    "update", "alarms", "settle", "_huber", "newest_median", "onset",
+)
+# fmt: on
