@@ -41,8 +41,9 @@ BROKEN = Answer("broken")
 class Backoff:
     """Exponential delays with jitter, so that a thousand ranks do not return in one instant."""
 
-    def __init__(self, jitter: Callable[[], float] = random.random) -> None:
-        self._jitter = jitter  # in [0, 1)
+    def __init__(self, jitter: Callable[[], float] | None = None) -> None:
+        # A generator of our own: the host's seeded `random` must give what it gives without us.
+        self._jitter = jitter or random.Random().random  # in [0, 1)
         self.failures = 0
 
     def next_delay(self, retry_after_s: float | None) -> float:
@@ -91,6 +92,7 @@ class Shipper:
         self._spool_pause = Pause(self._clock)
         self._last_try = False  # closing, and an attempt has failed since
         self._nudged = False
+        self._warned = False
         self._reported = Count()  # losses that the service knows of
         self._report_pause = Pause(self._clock)
         self._failing: tuple[str, float] | None = None  # batch id, since when it gets 5xx
@@ -151,14 +153,22 @@ class Shipper:
             if thread.is_alive() and self._spool is not None:
                 self._guard.run("spool", None, self._spool_rest)  # it hangs in connect()
         self.buffer.abandon("shutdown")
+        self._warn_of_losses()
 
     def close_at_exit(self) -> None:
-        """At the end of the process: a bounded wait, and one line if anything was lost."""
+        """At the end of the process: a bounded wait."""
         self._guard.run("exit", None, lambda: self.close(self._settings.exit_timeout_s))
+
+    def _warn_of_losses(self) -> None:
+        """One line at the end, if anything was lost. Clean runs are silent."""
         lost = self.buffer.read(lambda ledger: dict(ledger.dropped))
-        if lost:
-            reasons = ", ".join(f"{count.batches} by {name}" for name, count in lost.items())
-            logger.warning("twinscope: batches lost in this process: %s", reasons)
+        if lost and not self._warned:
+            self._warned = True
+            said = [
+                f"{count.batches} batches, {count.tokens} tokens, {count.messages} messages: {name}"
+                for name, count in lost.items()
+            ]
+            logger.warning("twinscope: lost in this process: %s", "; ".join(said))
 
     def _abort(self) -> None:
         """A send that is still waiting may stop waiting; it then counts as not sent."""
@@ -256,19 +266,19 @@ class Shipper:
 
     def _deliver(self, item: Item) -> Answer:
         """Encode and post one item."""
-        try:
-            post = item.post()
-        except (WireError, OSError) as error:
-            spooled = isinstance(item, SpooledItem)
-            self._guard.note("spool" if spooled else "encode", error)
-            return Answer("broken", detail="spool_lost" if spooled else "invalid")
 
-        def send() -> Answer:
+        def deliver() -> Answer:
+            try:
+                post = item.post()
+            except (WireError, OSError) as error:
+                spooled = isinstance(item, SpooledItem)
+                self._guard.note("spool" if spooled else "encode", error)
+                return Answer("broken", detail="spool_lost" if spooled else "invalid")
             if self._sink is None:
                 self._sink = self._make_sink()
             return self._sink.send(post)
 
-        return self._guard.run("send", BROKEN, send)
+        return self._guard.run("send", BROKEN, deliver)
 
     def _settle(self, item: Item, answer: Answer) -> None:
         """Book the outcome of an attempt."""

@@ -286,7 +286,7 @@ def test_exit_waits_for_a_hanging_service_only_so_long(ending: str) -> None:
         done = _python(code, url)
 
     assert done.returncode == {"pass": 0, "1 / 0": 1}.get(ending, 3)
-    assert "batches lost in this process: 1 by shutdown" in done.stderr
+    assert "lost in this process: 1 batches, 1 tokens, 2 messages: shutdown" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import random
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from waiting import eventually
 
 from twinscope import Probe
 from twinscope.capture import Capture
@@ -129,6 +131,17 @@ def test_the_host_s_tensors_and_results_are_untouched() -> None:
         watched = step(probe)
 
     assert torch.equal(watched, step(None))
+
+
+def test_the_host_s_random_numbers_are_its_own() -> None:
+    """Retries with jitter draw from a generator of the probe's: seeded runs stay the same."""
+    random.seed(7)
+    before = random.getstate()
+    probe = Probe("http://127.0.0.1:9")
+    assert eventually(lambda: probe.stats().retries > 0)
+    probe.close(timeout=0.0)
+
+    assert random.getstate() == before
 
 
 def test_secrets_stay_out_of_logs_and_stats(caplog: pytest.LogCaptureFixture) -> None:
