@@ -145,7 +145,7 @@ class Engine(Elaboratable):
         tags = pipe.source(tag, 1, "tag")
         at_end = pipe.at(named, LATENCY)
         stage = add_stage(self.lanes) + 1
-        late = pipe.at(named, stage)
+        late, late_tag = pipe.at(named, stage), pipe.at(tags, stage)
         m.d.comb += [
             self.accumulate.end.eq(at_end[0]),
             self.tokens.push.eq(at_end[1]),
@@ -158,7 +158,7 @@ class Engine(Elaboratable):
         ]
         with m.If(late[0]):
             m.d.sync += [
-                self.output.tag.eq(pipe.at(tags, stage)),
+                self.output.tag.eq(late_tag),
                 self.output.status.eq(Cat(self.queue.mode, late[3])),
             ]
 

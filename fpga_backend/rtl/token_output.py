@@ -1,6 +1,7 @@
 """Token output: one 128-bit word per token and lane, on a stream of its own, where a chunk asks.
 
-Word: k3 (or e^q) Q30.58 in bits 0..87, float32 Δ in 88..119, formats.TOKEN_FLAGS in 120..127.
+Word: k3 (or e^q) Q30.58 in bits 0..87, float32 Δ before the clamp in 88..119, formats.TOKEN_FLAGS
+in 120..127. Both numbers are zero for a token that does not count.
 The queue is small (LUT memory), so token mode runs at DEPTH tokens per pipeline length, about a
 third of full rate: the host link could not carry more than half of it anyway.
 """
@@ -61,7 +62,7 @@ class TokenOutput(Elaboratable):
         flags = dict(zip(FLAG_NAMES, self.flags[lane], strict=True)) | {"mode": self.mode}
         return Cat(
             self.value[lane],
-            self.size[lane],
+            self.size[lane] & flags["counted"].replicate(31),
             flags["negative"],
             *(flags[name] for name in TOKEN_FLAGS),
         )

@@ -146,6 +146,7 @@ def token_words(results: golden.TokenResults, mode: int, *, beats_of: int) -> U8
     words[:count, 0:8] = low.astype("<i8").view(np.uint8).reshape(-1, 8)
     words[:count, 8:11] = rest.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :3]
     sizes = (results.difference & 0x7FFFFFFF) | results.negative.astype(np.uint32) << 31
+    sizes[~results.counted] = 0
     words[:count, 11:15] = sizes.astype("<u4").view(np.uint8).reshape(-1, 4)
     flags = np.zeros(count, dtype=np.uint8)
     values = {"present": np.ones(count, dtype=np.bool_), "mode": np.full(count, bool(mode))}

@@ -1,0 +1,1 @@
+"""Synthesis, placement and routing with open tools; a script for Vivado, unrun."""

