@@ -35,3 +35,11 @@ def level_strength(view: View) -> float:
         half_way = max(BASELINE_FACTOR * view.floor, 1e-4)
     floor = min(view.floor, half_way / 2.0)
     return min(max(log(view.k3 / floor) / log(half_way / floor), 0.0), 3.0)
+
+
+def expected_floor(view: View) -> float:
+    """k3 that this pair would have without its fault: the run's own, else typical by precision."""
+    if view.history is not None and view.history.baseline is not None:
+        return view.floor
+    precise = "32" in str((view.context.train or {}).get("dtype", ""))
+    return 1.2e-3 if precise else 2e-3

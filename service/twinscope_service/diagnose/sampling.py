@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
+from twinscope_service.diagnose.level import expected_floor
+from twinscope_service.diagnose.temperature import (
+    ExactTemperature,
+    TemperatureFit,
+    bound_kept,
+    fit_temperature,
+    temperature_from_logsumexp,
+)
 from twinscope_service.diagnose.view import Estimate, View
-from twinscope_service.measure.records import BOUND_TEMPERATURES, EXTREME, HIST_BASE
+from twinscope_service.measure.records import EXTREME, HIST_BASE
 
 Z_EVIDENCE = 5.0  # p = 6e-7: about 30 tests are made per diagnosis
 FIT = 0.6  # least |correlation| of q − p with (q + p)/2 under a temperature
@@ -22,16 +30,6 @@ SEEN_SHARE = 0.2  # least share of Var Δ that "token occurred before" must expl
 
 
 # ---- temperature
-
-
-@dataclass(frozen=True)
-class TemperatureFit:
-    """q read as p at another temperature; `ratio` = T(engine's q) / T(trainer's p)."""
-
-    ratio: float
-    se: float
-    fit: float  # |weighted correlation| of q − p and the midpoint
-    honest: str  # the side whose number is the sampled density: "rollout" or "train"
 
 
 def temperature_not_restored(view: View) -> Claim | None:
@@ -42,14 +40,11 @@ def temperature_not_restored(view: View) -> Claim | None:
     if fit is None:
         return None
     exact = temperature_from_logsumexp(view)
-    ratio, k3_after = (fit.ratio, None) if exact is None else exact
-    away = abs(log(fit.ratio)) / max(fit.se / fit.ratio, 1e-9)
-    strength = min(fit.fit / FIT, away / Z_EVIDENCE, 3.0) * _bound_kept(view, fit)
-    sampled = ratio if fit.honest == "rollout" else 1.0 / ratio
+    ratio = fit.ratio if exact is None else exact.ratio
+    strength = _temperature_strength(view, fit, exact)
     if strength < 0.7 or abs(log(ratio)) < 0.015:
         return None
-    if k3_after is None:
-        k3_after = temperature_remainder(view, fit)
+    sampled = ratio if fit.honest == "rollout" else 1.0 / ratio
     return Claim(
         cause="temperature_not_restored",
         kind="tested",
@@ -62,28 +57,18 @@ def temperature_not_restored(view: View) -> Claim | None:
             "sampled_by": fit.honest,
             "from": "pairs" if exact is None else "logsumexp_T",
         },
-        k3_after=k3_after,
-        explains=1.0 if k3_after is None else explained(view, k3_after),
+        k3_after=expected_floor(view) if exact is None else exact.k3,
     )
 
 
-def _bound_kept(view: View, fit: TemperatureFit) -> float:
-    """1 if the hard bound holds (T < 1: q >= p/T; T > 1: q <= p/T), towards 0 as tokens break it.
-
-    Counted at the nearest tabulated temperature beyond the estimate; only for an honest q.
-    """
-    if not view.whole or fit.honest != "rollout":
-        return 1.0
-    low = fit.ratio < 1.0
-    beyond = [
-        (abs(t - fit.ratio), count)
-        for t, count in zip(BOUND_TEMPERATURES, view.summary.bounds.tolist(), strict=True)
-        if (t < 1.0) == low and (t <= fit.ratio * 1.03 if low else t >= fit.ratio * 0.97)
-    ]
-    if not beyond:
-        return 1.0
-    broken = min(beyond)[1] / max(view.tokens, 1.0)
-    return 1.0 if broken < 0.02 else max(1.0 - 10.0 * (broken - 0.02), 0.2)
+def _temperature_strength(view: View, fit: TemperatureFit, exact: ExactTemperature | None) -> float:
+    """From the fit's correlation, its distance from 1 and the hard bound; log-sum-exp decides."""
+    away = abs(log(fit.ratio)) / max(fit.se / fit.ratio, 1e-9)
+    strength = min(fit.fit / FIT, away / Z_EVIDENCE, 3.0) * bound_kept(view, fit)
+    if exact is None:
+        return strength
+    gain = view.k3 / max(exact.k3, 1e-12)  # how much of the mismatch goes at that temperature
+    return max(strength, min(gain / 3.0, 3.0)) if gain > 2.0 else min(strength, 0.5)
 
 
 def _temperature_words(fit: TemperatureFit, ratio: float, exact: bool) -> str:
@@ -93,90 +78,6 @@ def _temperature_words(fit: TemperatureFit, ratio: float, exact: bool) -> str:
         f"q is p at temperature {ratio:.3f} relative to the trainer's (from {source}; "
         f"fit {fit.fit:.2f}); {liar} are not the sampled density"
     )
-
-
-def fit_temperature(view: View) -> TemperatureFit | None:
-    """The better of the two readings: tokens drawn from q's law, or from p's."""
-    honest_q, honest_p = _fit_one(view, "rollout"), _fit_one(view, "train")
-    fits = [f for f in (honest_q, honest_p) if f is not None]
-    if not fits:
-        return None
-    # E[ρ] = 1 says that q is honest, E[1/ρ] = 1 that p is; the smaller violation decides.
-    q_off, p_off = abs(view.rho_excess.z), abs(view.inverse_excess.z)
-    wanted = "rollout" if q_off <= p_off else "train"
-    fit = next((f for f in fits if f.honest == wanted), fits[0])
-    violated = view.inverse_excess.z if fit.honest == "rollout" else view.rho_excess.z
-    # a temperature far from 1 breaks the other side's identity by many standard errors
-    least = 5.0 if abs(log(fit.ratio)) > 0.2 else 3.0
-    return fit if violated > least or view.rho_excess.z < -Z_EVIDENCE else None
-
-
-def _fit_one(view: View, honest: str) -> TemperatureFit | None:
-    """Exact moment estimator of β with q = βp − Λ.
-
-    Under the law that drew the tokens, 1 − ρ (or 1 − 1/ρ) has mean 0 in every context, so the
-    context's Λ drops out of Σ(1−ρ)(q−p) = (β−1) Σ(1−ρ)p, whatever the temperature's size.
-    """
-    if honest == "rollout":
-        slope = view.ratio(-view.column("rho_d"), view.column("rho_p"))
-        sign, weight = 1.0, "wp"
-    else:
-        slope = view.ratio(view.column("inv_d"), view.column("inv_q"))
-        sign, weight = -1.0, "wm"
-    beta = 1.0 + slope.value
-    fit = sign * _midpoint_correlation(view, weight)
-    if not 0.3 < beta < 3.3 or not isfinite(slope.se) or (beta > 1.0) != (fit > 0.0):
-        return None
-    ratio = 1.0 / beta if honest == "rollout" else beta
-    se = slope.se / beta**2 if honest == "rollout" else slope.se
-    return TemperatureFit(ratio, se, abs(fit), honest)
-
-
-def _midpoint_correlation(view: View, w: str) -> float:
-    """Correlation of q − p and m = (q+p)/2 under weights that move draws to the midpoint law."""
-    total = max(view.total(w), 1e-300)
-    d, m = view.total(f"{w}_d") / total, view.total(f"{w}_m") / total
-    var_d = view.total(f"{w}_dd") / total - d * d
-    var_m = view.total(f"{w}_mm") / total - m * m
-    covariance = view.total(f"{w}_dm") / total - d * m
-    return -covariance / sqrt(var_d * var_m) if var_d * var_m > 1e-18 else 0.0
-
-
-def temperature_from_logsumexp(view: View) -> tuple[float, float] | None:
-    """(T, k3 at T) where the k3 of q against p(T) is smallest; None without logsumexp_T.
-
-    ln of (k3 − floor) is near a parabola in β = 1/T; k3 itself is, close to its minimum, so the
-    three nodes around the smallest k3 give both.
-    """
-    if not view.whole:
-        return None
-    nodes = sorted(
-        (1.0 / t, row[1] / row[0]) for t, row in view.summary.temperature.items() if row[0] > 0
-    )
-    if len(nodes) < 3:
-        return None
-    best = min(range(len(nodes)), key=lambda i: nodes[i][1])
-    middle = min(max(best, 1), len(nodes) - 2)
-    beta, low = _parabola(nodes[middle - 1 : middle + 2])
-    return 1.0 / beta, low
-
-
-def _parabola(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """(argmin, min) of the parabola through three points; the best point when it opens down."""
-    (x0, y0), (x1, y1), (x2, y2) = points
-    first = (y1 - y0) / (x1 - x0)
-    curve = ((y2 - y1) / (x2 - x1) - first) / (x2 - x0)
-    if curve <= 0.0:
-        return min(points, key=lambda point: point[1])
-    x = (x0 + x1) / 2 - first / (2 * curve)
-    x = min(max(x, x0), x2)
-    return x, max(y0 + first * (x - x0) + curve * (x - x0) * (x - x1), 0.0)
-
-
-def temperature_remainder(view: View, fit: TemperatureFit) -> float | None:
-    """k3 without the temperature: the baseline's where the run has one, else unknown."""
-    history = view.history
-    return view.floor if history is not None and history.baseline is not None else None
 
 
 def temperature_on_logprobs(view: View) -> Claim | None:

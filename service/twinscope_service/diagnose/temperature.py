@@ -1,0 +1,142 @@
+"""Temperature from pairs, and exactly where the trainer sent log-sum-exp at other temperatures.
+
+q read as p at another temperature: q = βp − Λ(β), Λ the log of Σ p^β, one number per context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, log, sqrt
+
+import numpy as np
+
+from twinscope_service.diagnose.view import View
+from twinscope_service.join.gather import train_temperature
+from twinscope_service.measure.records import BOUND_TEMPERATURES
+
+Z_EVIDENCE = 5.0
+FAR_FROM_ONE = 0.2  # |ln ratio| beyond which the other side's identity must break clearly
+NODES = 5  # log-sum-exp nodes used around the smallest k3
+WIDEST_STEP = 0.25  # of ln β between nodes: wider, and pairs alone are as good
+
+
+@dataclass(frozen=True)
+class TemperatureFit:
+    """`ratio` = T inside the engine's q / T inside the trainer's p."""
+
+    ratio: float
+    se: float
+    fit: float  # |weighted correlation| of q − p and the midpoint
+    honest: str  # the side whose number is the sampled density: "rollout" or "train"
+
+
+@dataclass(frozen=True)
+class ExactTemperature:
+    """From logsumexp_T: the `ratio` at which p would fit q, and the k3 that would be left."""
+
+    ratio: float
+    k3: float
+
+
+def fit_temperature(view: View) -> TemperatureFit | None:
+    """The better of the two readings: tokens drawn from q's law, or from p's."""
+    honest_q, honest_p = _fit_one(view, "rollout"), _fit_one(view, "train")
+    fits = [f for f in (honest_q, honest_p) if f is not None]
+    if not fits:
+        return None
+    # E[ρ] = 1 says that q is honest, E[1/ρ] = 1 that p is; the smaller violation decides.
+    q_off, p_off = abs(view.rho_excess.z), abs(view.inverse_excess.z)
+    wanted = "rollout" if q_off <= p_off else "train"
+    fit = next((f for f in fits if f.honest == wanted), fits[0])
+    violated = view.inverse_excess.z if fit.honest == "rollout" else view.rho_excess.z
+    # a temperature far from 1 breaks the other side's identity by many standard errors
+    least = 5.0 if abs(log(fit.ratio)) > FAR_FROM_ONE else 3.0
+    return fit if violated > least or view.rho_excess.z < -Z_EVIDENCE else None
+
+
+def _fit_one(view: View, honest: str) -> TemperatureFit | None:
+    """Exact moment estimator of β with q = βp − Λ.
+
+    Under the law that drew the tokens, 1 − ρ (or 1 − 1/ρ) has mean 0 in every context, so the
+    context's Λ drops out of Σ(1−ρ)(q−p) = (β−1) Σ(1−ρ)p, whatever the temperature's size.
+    """
+    if honest == "rollout":
+        slope = view.ratio(-view.column("rho_d"), view.column("rho_p"))
+        sign, weight = 1.0, "wp"
+    else:
+        slope = view.ratio(view.column("inv_d"), view.column("inv_q"))
+        sign, weight = -1.0, "wm"
+    beta = 1.0 + slope.value
+    fit = sign * _midpoint_correlation(view, weight)
+    if not 0.3 < beta < 3.3 or not isfinite(slope.se) or (beta > 1.0) != (fit > 0.0):
+        return None
+    ratio = 1.0 / beta if honest == "rollout" else beta
+    se = slope.se / beta**2 if honest == "rollout" else slope.se
+    return TemperatureFit(ratio, se, abs(fit), honest)
+
+
+def _midpoint_correlation(view: View, w: str) -> float:
+    """Correlation of q − p and m = (q+p)/2 under weights that move draws to the midpoint law."""
+    total = max(view.total(w), 1e-300)
+    d, m = view.total(f"{w}_d") / total, view.total(f"{w}_m") / total
+    var_d = view.total(f"{w}_dd") / total - d * d
+    var_m = view.total(f"{w}_mm") / total - m * m
+    covariance = view.total(f"{w}_dm") / total - d * m
+    return -covariance / sqrt(var_d * var_m) if var_d * var_m > 1e-18 else 0.0
+
+
+def bound_kept(view: View, fit: TemperatureFit) -> float:
+    """1 if the hard bound holds (T < 1: q >= p/T; T > 1: q <= p/T), towards 0 as tokens break it.
+
+    Counted at the nearest tabulated temperature beyond the estimate; only for an honest q.
+    """
+    if not view.whole or fit.honest != "rollout":
+        return 1.0
+    low = fit.ratio < 1.0
+    beyond = [
+        (abs(t - fit.ratio), count)
+        for t, count in zip(BOUND_TEMPERATURES, view.summary.bounds.tolist(), strict=True)
+        if (t < 1.0) == low and (t <= fit.ratio * 1.03 if low else t >= fit.ratio * 0.97)
+    ]
+    if not beyond:
+        return 1.0
+    broken = min(beyond)[1] / max(view.tokens, 1.0)
+    return 1.0 if broken < 0.02 else max(1.0 - 10.0 * (broken - 0.02), 0.2)
+
+
+def temperature_from_logsumexp(view: View) -> ExactTemperature | None:
+    """Where the k3 of q against p(T) is smallest; None without dense enough logsumexp_T.
+
+    k3 is smooth in β = 1/T: a polynomial through the nodes around the smallest gives T to 0.1 %
+    and the k3 there; a node within 1 % of it is taken as it stands.
+    """
+    if not view.whole:
+        return None
+    rows = view.summary.temperature.items()
+    nodes = sorted((1.0 / t, float(row[1] / row[0])) for t, row in rows if row[0] > 0)
+    if len(nodes) < 4:
+        return None
+    best = min(range(len(nodes)), key=lambda i: nodes[i][1])
+    start = min(max(best - NODES // 2, 0), max(len(nodes) - NODES, 0))
+    near = nodes[start : start + NODES]
+    steps = np.diff(np.log([beta for beta, _ in nodes]))
+    if steps[max(best - 1, 0) : best + 1].max() > WIDEST_STEP:
+        return None
+    beta, k3 = _smallest(near)
+    closest = min(nodes, key=lambda node: abs(log(node[0] / beta)))
+    if abs(log(closest[0] / beta)) < 0.01:
+        k3 = closest[1]
+    own = train_temperature(view.context.train, view.context.sampling)
+    return ExactTemperature(ratio=1.0 / beta / own, k3=k3)
+
+
+def _smallest(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """(β, k3) at the minimum of the polynomial through `points`, a little beyond them at most."""
+    x = np.array([beta for beta, _ in points])
+    y = np.array([k3 for _, k3 in points])
+    centre, reach = x.mean(), (x[-1] - x[0]) / 2
+    coefficients = np.polyfit((x - centre) / reach, y, len(points) - 1)
+    grid = np.linspace(-1.1, 1.1, 4401)
+    values = np.polyval(coefficients, grid)
+    best = int(values.argmin())
+    return float(centre + reach * grid[best]), float(max(values[best], 0.0))
