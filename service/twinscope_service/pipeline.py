@@ -83,7 +83,7 @@ class Pipeline(Upkeep):
         return self._tallies.note(receipt)
 
     def _keep(self, record: NewBatch, kept: KeptBody, batch: Batch | None = None) -> None:
-        with self._meter.time("store"):
+        with self._meter.time("store"), kept.claimed(by_store=not record.done):
             self._store.add_batch(record)
         if not record.done:
             self._bodies.adopt(record.seq, kept, batch)

@@ -30,6 +30,19 @@ class KeptBody:
     bytes: int
     accepted: bool = False
 
+    @contextmanager
+    def claimed(self, *, by_store: bool) -> Iterator[None]:
+        """Around the commit: only a commit that certainly failed leaves the file unowned.
+
+        When in doubt the file stays; a file that no accepted batch owns is swept at the start.
+        """
+        self.accepted = by_store
+        try:
+            yield
+        except StoreError:
+            self.accepted = False
+            raise
+
 
 class Bodies:
     """The arrays of every accepted batch whose step is open. Guarded by the pipeline's lock,
