@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twinscope.books import Count, ProbeStats
     from twinscope.errors import ConfigError, DidNotAttach, TwinScopeError, WireError
+    from twinscope.estimators import approx_kl, masked_mean
     from twinscope.probe import Probe
 
 __version__ = "0.1.0"
@@ -24,6 +25,8 @@ _HOMES = {
     "ProbeStats": "twinscope.books",
     "TwinScopeError": "twinscope.errors",
     "WireError": "twinscope.errors",
+    "approx_kl": "twinscope.estimators",
+    "masked_mean": "twinscope.estimators",
 }
 
 __all__ = [
@@ -35,6 +38,8 @@ __all__ = [
     "TwinScopeError",
     "WireError",
     "__version__",
+    "approx_kl",
+    "masked_mean",
 ]
 
 

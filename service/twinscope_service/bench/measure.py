@@ -61,7 +61,9 @@ def run(*, tokens: int, rounds: int) -> int:
     if rounds < 1:
         raise ConfigError(f"rounds: got {rounds}; use at least 1")
     command = [sys.executable, "-m", __name__, str(tokens), str(rounds)]
-    return subprocess.run(command, env=os.environ | ONE_THREAD | WARM_MALLOC, check=False).returncode
+    return subprocess.run(
+        command, env=os.environ | ONE_THREAD | WARM_MALLOC, check=False
+    ).returncode
 
 
 def make_block(tokens: int, *, seed: int = 0) -> PairBlock:
@@ -137,7 +139,9 @@ def compare(tokens: int, rounds: int) -> tuple[list[Timing], dict[str, float]]:
     return timings, agreement(block, options, verl(*padded))
 
 
-def agreement(block: PairBlock, options: MeasureOptions, theirs: dict[str, float]) -> dict[str, float]:
+def agreement(
+    block: PairBlock, options: MeasureOptions, theirs: dict[str, float]
+) -> dict[str, float]:
     """Ours over theirs for k1 and the mean probability difference: both sides measured the same."""
     ours = derive(build_engine("cpu").measure(block, options), options)
     names = {"rollout_corr/kl": "kl", "rollout_probs_diff_mean": "rollout_probs_diff_mean"}

@@ -107,6 +107,6 @@ def installed_verl() -> Callable[[Any, Any, Any], dict[str, float]] | None:
             "responses": mask,
         }
         found: dict[str, float] = dict(calculate_debug_metrics(Data(batch)))
-        return found | compute_offpolicy_metrics(train, rollout, mask)
+        return {**found, **compute_offpolicy_metrics(train, rollout, mask)}
 
     return run

@@ -9,6 +9,7 @@ Formulas are those of reference.py; the order of the columns is this file's own 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -255,7 +256,7 @@ def add_probability(b: F64, n: int, row: F64) -> float:
     row[AT_PROBABILITY + 4] += epp
     row[AT_PROBABILITY + 5] += eqp
     row[AT_PROBABILITY + 6] += rest
-    largest = 0
+    largest: Any = 0
     for i in range(n):
         largest = max(largest, np.float64(abs(b[EP + i] - b[EQ + i])).view(np.int64))
     return np.int64(largest).view(np.float64)
@@ -374,9 +375,7 @@ def add_big(b: F64, n: int, row: F64) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
-def add_fills(
-    b: F64, value: int, other: int, before: float, n: int, row: F64, at: int
-) -> None:
+def add_fills(b: F64, value: int, other: int, before: float, n: int, row: F64, at: int) -> None:
     """FILL_Q or FILL_P at row[at:]; `before`: 1 if the token before the block was such a fill."""
     ws, ds, xs, ys = b[W : W + n], b[D : D + n], b[value : value + n], b[other : other + n]
     count = total = square = across = far = 0.0
@@ -445,7 +444,8 @@ def add_extremes(b: F64, n: int, extremes: F64) -> float:
         p = max(p, np.float64(b[P + i]).view(np.int64) & HIGHEST)
     high, low = np.int64(up).view(np.float64), np.int64(down).view(np.float64)
     if up <= 0 or down <= 0:
-        high, low = one_sided_extremes(b, n)
+        sides = one_sided_extremes(b, n)
+        high, low = np.float64(sides[0]), np.float64(sides[1])
     size = max(high, low)
     extremes[0] = max(extremes[0], size)
     extremes[1] = max(extremes[1], high)

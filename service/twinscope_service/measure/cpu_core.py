@@ -17,6 +17,7 @@ from twinscope_service.measure.records import F64, MeasureOptions, PairBlock
 
 SENTINEL = formulas.SENTINEL
 BLOCK = 4096
+CORE = ("k1_mean", "k2_mean", "k3_mean", "abs_mean", "rollout_logprob_mean", "train_logprob_mean")
 ELEMENTWISE, SUMS = {"contract"}, {"contract", "reassoc", "nsz", "nnan"}
 
 
@@ -24,12 +25,11 @@ def core_statistics(block: PairBlock, options: MeasureOptions) -> dict[str, floa
     """k1_mean, k2_mean, k3_mean, abs_mean and the mean log-probs; None without a counted token."""
     mask = np.zeros(0, np.uint8) if block.mask is None else block.mask
     arrays = (block.rollout_logprobs, block.train_logprobs, mask)
-    sums = core_sums(*(read_only(array) for array in arrays), options.clamp)
-    names = ("k1_mean", "k2_mean", "k3_mean", "abs_mean")
+    q32, p32, mask8 = (read_only(array) for array in arrays)
+    sums = core_sums(q32, p32, mask8, options.clamp)
     n, d, d2, k3, size, q, p = sums.tolist()
     values = (-d, d2 / 2, k3, size, q, p)
-    names = (*names, "rollout_logprob_mean", "train_logprob_mean")
-    return {name: value / n if n else None for name, value in zip(names, values, strict=True)}
+    return {name: value / n if n else None for name, value in zip(CORE, values, strict=True)}
 
 
 @njit(nogil=True, cache=True)

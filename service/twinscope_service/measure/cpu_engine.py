@@ -169,8 +169,10 @@ def to_coverage(block: PairBlock, totals: Totals, sums: F64) -> I64:
     column = sums.sum(axis=0)
     counts["received"] = block.tokens
     counts["counted"] = int(column[COLUMN["n"]])
-    counts["masked_out"] = block.tokens - counts["counted"] - sum(
-        counts[name] for name in ("nonfinite", "sentinel", "positive")
+    counts["masked_out"] = (
+        block.tokens
+        - counts["counted"]
+        - sum(counts[name] for name in ("nonfinite", "sentinel", "positive"))
     )
     for name, source in (("rollout", "zero_q"), ("train", "zero_p")):
         counts[f"zero_{name}"] = int(column[COLUMN[source]])

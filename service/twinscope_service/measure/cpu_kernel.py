@@ -7,15 +7,15 @@ however the samples arrived.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from twinscope_service.measure import cpu_blocks as blocks
-from twinscope_service.measure.cpu_blocks import BLOCK
-from twinscope_service.measure.cpu_math import rho_block
+from twinscope_service.measure.cpu_blocks import BLOCK, SUMS
+from twinscope_service.measure.cpu_math import ELEMENTWISE, rho_block
 from twinscope_service.measure.records import F64, I64, PairBlock
 
 
@@ -112,7 +112,9 @@ def measure_samples(pairs: Pairs, settings: Settings, b: F64, window: Window, ou
             add_worst(b, n, start, row, out)
             blocks.remember(b, n)
         out.rows[row, blocks.AT_LENGTH] = end - begin
-        scan_lags(pairs.lags[row], min(end - begin, settings.lag_window), settings, window, out, row)
+        scan_lags(
+            pairs.lags[row], min(end - begin, settings.lag_window), settings, window, out, row
+        )
 
 
 @njit(nogil=True, cache=True)
@@ -167,7 +169,7 @@ def add_heads(b: F64, n: int, heads: int, head: F64) -> int:
     return heads
 
 
-@njit(nogil=True, cache=True, fastmath=blocks.ELEMENTWISE)
+@njit(nogil=True, cache=True, fastmath=ELEMENTWISE)
 def add_histogram(settings: Settings, b: F64, n: int, slot: NDArray[np.uint32], out: I64) -> None:
     """The histogram of |Δ|: bucket by the bits of its float32 form."""
     base, buckets = np.int32(settings.hist_base), np.int32(settings.hist_buckets)
@@ -180,7 +182,7 @@ def add_histogram(settings: Settings, b: F64, n: int, slot: NDArray[np.uint32], 
         out[slot[i]] += 1
 
 
-@njit(nogil=True, cache=True, error_model="numpy", fastmath=blocks.SUMS)
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
 def add_q_profile(b: F64, n: int, slot: NDArray[np.uint32], out: F64) -> None:
     """The profile by q, in buckets of half a nat.
 
@@ -234,9 +236,7 @@ def digits(value: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def add_profiles(
-    b: F64, n: int, t0: int, length: int, out: Totals, run: F64, row: F64
-) -> None:
+def add_profiles(b: F64, n: int, t0: int, length: int, out: Totals, run: F64, row: F64) -> None:
     """Profiles by position, and the row's PROFILE columns.
 
     The buckets are runs of positions: cut the block where any of them changes and add whole runs.
@@ -312,7 +312,7 @@ def scan_lags(
             out.lag_totals[k] += sums
 
 
-@njit(nogil=True, cache=True, fastmath=blocks.ELEMENTWISE)
+@njit(nogil=True, cache=True, fastmath=ELEMENTWISE)
 def pair_up(window: Window, at_q: int, at_p: int, n: int, clamp: float) -> None:
     """both and clamped Δ of q[at_q + i] against p[at_p + i]."""
     for i in range(n):
@@ -322,7 +322,7 @@ def pair_up(window: Window, at_q: int, at_p: int, n: int, clamp: float) -> None:
         window.d[i] = both * min(max(d, -clamp), clamp)
 
 
-@njit(nogil=True, cache=True, fastmath=blocks.SUMS)
+@njit(nogil=True, cache=True, fastmath=SUMS)
 def add_lag(window: Window, at_q: int, at_p: int, n: int, sums: F64) -> None:
     """LAG_COLUMNS of the aligned tokens."""
     count = size = k3 = sq = sp = sqq = spp = sqp = 0.0
@@ -366,8 +366,8 @@ def live_spans(block: PairBlock) -> tuple[I64, I64]:
     return first, last
 
 
-def read_only(array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """A read-only, aligned, C-contiguous view: one type for the compiler, whoever made the array."""
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only, aligned, C-contiguous view: one type for the compiler."""
     view = np.require(array, requirements=["C", "A"]).view()
     view.flags.writeable = False
     return view

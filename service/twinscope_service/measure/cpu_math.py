@@ -49,10 +49,10 @@ def exp_block(x: F64, n: int, out: F64) -> None:
 def rho_block(d: F64, n: int, warm: F64, cool: F64, rho_m1: F64, k3: F64) -> None:
     """warm = e^{Δ/2}, cool = e^{−Δ/2}, rho_m1 = e^Δ − 1, k3 = e^Δ − 1 − Δ of d[:n], |Δ| <= 700.
 
-    Relative errors < 1e-11. With t = Δ/2 = whole · ln 2 + r, one set of powers of r gives cosh r − 1
-    and sinh r − r, and these give e^r and e^{−r}. Where whole is 0, k3(t) = cosh r − 1 + sinh r − r:
-    nothing cancels; elsewhere k3(t) > 0.05 and the difference is harmless. Then, with u = e^t − 1,
-    e^Δ − 1 = u (u + 2) and k3(Δ) = u² + 2 k3(t).
+    Relative errors < 1e-11. With t = Δ/2 = whole · ln 2 + r, one set of powers of r gives
+    c = cosh r − 1 and s = sinh r − r, and these give e^r and e^{−r}. Where whole is 0, nothing
+    cancels in k3(t) = c + s; elsewhere k3(t) > 0.05 and the difference is harmless. Then, with
+    u = e^t − 1, e^Δ − 1 = u (u + 2) and k3(Δ) = u² + 2 k3(t).
     """
     for i in range(n):
         t = 0.5 * d[i]

@@ -38,7 +38,7 @@ IDS = ("ids_n", "ids_d", "ids_rho", "seen_n", "seen_d", "seen_rho", "resp_n", "r
 
 def side_sums(block: PairBlock, order: I64, pairs: Pairs, clamp: float) -> F64 | None:
     """SIDE_COLUMNS [S, len(SIDE_COLUMNS)] with rows in `order`; None without side information."""
-    found = []
+    found: list[tuple[tuple[str, ...], F64]] = []
     if block.entropy is not None:
         found.append((ENTROPY, entropy_sums(pairs, read_only(block.entropy), clamp)))
     if block.kept_mass is not None:
@@ -101,8 +101,8 @@ def counts(pairs: Pairs, i: int) -> bool:
     if pairs.mask.size != 0 and pairs.mask[i] == 0:
         return False
     q, p = pairs.q[i], pairs.p[i]
-    possible = q <= 0.0 and p <= 0.0  # False for NaN
-    return possible and q > SENTINEL and p > SENTINEL
+    # NaN fails every comparison, -inf is below the sentinel, +inf above 0
+    return bool(SENTINEL < q <= 0.0 and SENTINEL < p <= 0.0)
 
 
 @njit(nogil=True, cache=True)
@@ -177,7 +177,7 @@ def rank_sums(pairs: Pairs, rank: NDArray[np.int32]) -> tuple[F64, float]:
                 sums[row, 0] += 1.0
                 sums[row, 1] += rank[i]
                 sums[row, 2] += rank[i] == 0
-                largest = max(largest, np.float64(rank[i]))
+                largest = max(largest, float(rank[i]))
     return sums, largest
 
 
@@ -249,9 +249,9 @@ def seen_sums(
         prompt = new_table(edges[row, 1] - edges[row, 0])
         for i in range(edges[row, 0], edges[row, 1]):
             if prompts[i] >= 0:
-                insert_id(prompt, np.int64(prompts[i]))
+                insert_id(prompt, int(prompts[i]))
         for i in range(pairs.begin[row], pairs.end[row]):
-            token = np.int64(ids[i])
+            token = int(ids[i])
             if token < 0:
                 continue
             again = insert_id(response, token)
@@ -280,7 +280,7 @@ def add_token_profile(pairs: Pairs, ids: NDArray[np.int32], clamp: float, profil
     """PROFILE_COLUMNS by a hash of the id."""
     for row in range(pairs.begin.size):
         for i in range(pairs.begin[row], pairs.end[row]):
-            token = np.int64(ids[i])
+            token = int(ids[i])
             if token < 0 or not counts(pairs, i):
                 continue
             out = profile[((token * HASH_MULTIPLIER) & 0xFFFFFFFF) >> 24]
@@ -317,7 +317,7 @@ def counterfactual(
             d = logit / temperature - np.float64(lse[i]) - np.float64(pairs.q[i])
             if not math.isfinite(d):
                 continue
-            d = clamped(d, clamp)
+            d = np.float64(clamped(d, clamp))
             sums[0] += 1.0
             sums[1] += k3_of(d)
             sums[2] += abs(d)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Protocol
 
 from twinscope.errors import ConfigError
@@ -51,7 +52,5 @@ def _build(name: str) -> MeasureEngine:
         from twinscope_service.measure.torch_engine import TorchEngine
 
         return TorchEngine(device="cpu" if name == "torch" else "cuda")
-    from twinscope_fpga.engine import build_fpga_engine
-
-    engine: MeasureEngine = build_fpga_engine(name)
+    engine: MeasureEngine = import_module("twinscope_fpga.engine").build_engine(name)
     return engine

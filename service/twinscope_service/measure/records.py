@@ -67,7 +67,9 @@ class PairBlock:
     advantage: NDArray[np.float32] | None = None  # [S]
     reward: NDArray[np.float32] | None = None  # [S]
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # name -> S labels
-    version_spans: tuple[tuple[int, int, int], ...] | None = None  # (sample, first token, rollout version)
+    version_spans: tuple[tuple[int, int, int], ...] | None = (
+        None  # (sample, first token, rollout version)
+    )
     train_temperature: float = 1.0  # temperature already inside p; `logsumexp_T` needs a row for it
 
     @property
@@ -104,41 +106,128 @@ COVERAGE: tuple[str, ...] = (
 # The live span of a sample runs from its first to its last token with mask 1: masked ends are padding
 # and change nothing, masked tokens inside (tool output) keep their place. `length` is the span's length.
 COLUMNS: tuple[str, ...] = (
-    "n", "length",  # counted tokens; length of the live span
-    "q", "p", "qq", "pp", "qp",
-    "d_raw", "abs_raw", "d", "abs", "d2", "d3", "d4", "k3", "k3_2",
-    "rho_m1", "rho2_m1", "inv_rho_m1", "mult_m1",  # expm1(Δ), expm1(2Δ), expm1(-Δ), expm1(|Δ|)
-    "prob_abs", "eq", "ep", "eqq", "epp", "eqp",  # |e^p-e^q|, e^q, e^p, e^2q, e^2p, e^{q+p}
+    "n",
+    "length",  # counted tokens; length of the live span
+    "q",
+    "p",
+    "qq",
+    "pp",
+    "qp",
+    "d_raw",
+    "abs_raw",
+    "d",
+    "abs",
+    "d2",
+    "d3",
+    "d4",
+    "k3",
+    "k3_2",
+    "rho_m1",
+    "rho2_m1",
+    "inv_rho_m1",
+    "mult_m1",  # expm1(Δ), expm1(2Δ), expm1(-Δ), expm1(|Δ|)
+    "prob_abs",
+    "eq",
+    "ep",
+    "eqq",
+    "epp",
+    "eqp",  # |e^p-e^q|, e^q, e^p, e^2q, e^2p, e^{q+p}
     "one_minus_eq",  # Σ max(1 - e^q, 0): normaliser of the drift-free series
-    "out_08_12", "out_09_11", "out_clip",  # counts of ρ outside [0.8,1.2], [0.9,1.1], [clip_low,clip_high]
-    "q_above", "q_below",  # counts of q - p > 0.01 and q - p < -0.01 (one-sidedness)
+    "out_08_12",
+    "out_09_11",
+    "out_clip",  # counts of ρ outside [0.8,1.2], [0.9,1.1], [clip_low,clip_high]
+    "q_above",
+    "q_below",  # counts of q - p > 0.01 and q - p < -0.01 (one-sidedness)
     "confident_disagreement",  # count of |Δ| > 2 and q > ln 0.5
-    "zero_q", "zero_p", "zero_d",  # counts among counted tokens
-    "grid_n", "grid_q_bf16", "grid_p_bf16", "grid_q_fp16", "grid_p_fp16",  # |x| >= 0.25 for both; on-grid counts
-    "wp", "wp_d", "wp_m", "wp_dd", "wp_dm", "wp_mm",  # midpoint temperature sums, weight w+ (q is the sampler)
-    "wm", "wm_d", "wm_m", "wm_dd", "wm_dm", "wm_mm",  # the same with w- (p is the sampler)
-    "r", "r2", "lr", "lr2", "x", "xx", "xlr",  # lr = ln(r + 1e-6)
-    "lr_lag1_n", "lr_lag1",  # neighbours t-1, t both counted: count, Σ lr[t-1] lr[t]
-    "rho_d", "rho_p", "inv_d", "inv_q",  # Σ expm1(Δ)Δ, Σ expm1(Δ)p, Σ expm1(-Δ)Δ, Σ expm1(-Δ)q: exact temperature, see diagnose
-    "big", "big_pair",  # count |Δ| > 2; of those, the token before it (t-1, counted) is big too
+    "zero_q",
+    "zero_p",
+    "zero_d",  # counts among counted tokens
+    "grid_n",
+    "grid_q_bf16",
+    "grid_p_bf16",
+    "grid_q_fp16",
+    "grid_p_fp16",  # |x| >= 0.25 for both; on-grid counts
+    "wp",
+    "wp_d",
+    "wp_m",
+    "wp_dd",
+    "wp_dm",
+    "wp_mm",  # midpoint temperature sums, weight w+ (q is the sampler)
+    "wm",
+    "wm_d",
+    "wm_m",
+    "wm_dd",
+    "wm_dm",
+    "wm_mm",  # the same with w- (p is the sampler)
+    "r",
+    "r2",
+    "lr",
+    "lr2",
+    "x",
+    "xx",
+    "xlr",  # lr = ln(r + 1e-6)
+    "lr_lag1_n",
+    "lr_lag1",  # neighbours t-1, t both counted: count, Σ lr[t-1] lr[t]
+    "rho_d",
+    "rho_p",
+    "inv_d",
+    "inv_q",  # Σ expm1(Δ)Δ, Σ expm1(Δ)p, Σ expm1(-Δ)Δ, Σ expm1(-Δ)q: exact temperature, see diagnose
+    "big",
+    "big_pair",  # count |Δ| > 2; of those, the token before it (t-1, counted) is big too
     # fills: tokens whose q (p) is a whole number, 0 included: count, Σ value, Σ value², Σ other side,
     # count |Δ| > 3, count with the token before it (t-1, counted) a fill of the same side too
-    "fill_q", "fill_q_v", "fill_q_vv", "fill_q_p", "fill_q_far", "fill_q_pair",
-    "fill_p", "fill_p_v", "fill_p_vv", "fill_p_q", "fill_p_far", "fill_p_pair",
+    "fill_q",
+    "fill_q_v",
+    "fill_q_vv",
+    "fill_q_p",
+    "fill_q_far",
+    "fill_q_pair",
+    "fill_p",
+    "fill_p_v",
+    "fill_p_vv",
+    "fill_p_q",
+    "fill_p_far",
+    "fill_p_pair",
 )
 COLUMN: dict[str, int] = {name: i for i, name in enumerate(COLUMNS)}
 
 # ---- columns that exist only when the block brings the side information (0 and `*_n` = 0 otherwise)
 SIDE_COLUMNS: tuple[str, ...] = (
-    "h_n", "h", "hh", "ph", "dh", "surprise", "surprise2",  # H entropy; surprise = -p - H (sampled surprise minus entropy)
-    "qsurprise", "qsurprise2",  # -q - H
-    "kept_n", "kept_log", "kept_k3", "kept_abs",  # ln kept mass; k3 and |Δ| after p' = p - ln kept
-    "rank_n", "rank", "rank_top1",  # Σ rank, count rank == 0
-    "ref_n", "ref_k1", "ref_k2", "ref_k3", "ref_abs",  # policy(train p) against ref: Δref = ref - p; k1 = p - ref
-    "ref_qp_pr", "ref_pr2", "ref_abs_q",  # Σ (q-p)(ref-p), Σ (ref-p)^2, Σ |q - ref|: λ of q on the way to ref
+    "h_n",
+    "h",
+    "hh",
+    "ph",
+    "dh",
+    "surprise",
+    "surprise2",  # H entropy; surprise = -p - H (sampled surprise minus entropy)
+    "qsurprise",
+    "qsurprise2",  # -q - H
+    "kept_n",
+    "kept_log",
+    "kept_k3",
+    "kept_abs",  # ln kept mass; k3 and |Δ| after p' = p - ln kept
+    "rank_n",
+    "rank",
+    "rank_top1",  # Σ rank, count rank == 0
+    "ref_n",
+    "ref_k1",
+    "ref_k2",
+    "ref_k3",
+    "ref_abs",  # policy(train p) against ref: Δref = ref - p; k1 = p - ref
+    "ref_qp_pr",
+    "ref_pr2",
+    "ref_abs_q",  # Σ (q-p)(ref-p), Σ (ref-p)^2, Σ |q - ref|: λ of q on the way to ref
     # token ids: seen = the id occurs earlier in the response or in the prompt, resp = earlier in the response;
     # Σ over counted tokens with known ids: n, Δ, expm1(Δ) for all, for seen, for resp
-    "ids_n", "ids_d", "ids_rho", "seen_n", "seen_d", "seen_rho", "resp_n", "resp_d", "resp_rho",
+    "ids_n",
+    "ids_d",
+    "ids_rho",
+    "seen_n",
+    "seen_d",
+    "seen_rho",
+    "resp_n",
+    "resp_d",
+    "resp_rho",
 )
 SIDE_COLUMN: dict[str, int] = {name: i for i, name in enumerate(SIDE_COLUMNS)}
 
@@ -153,7 +242,14 @@ PROFILE_COLUMNS: tuple[str, ...] = ("n", "d", "abs", "d2", "k3", "rho_m1", "lr",
 # capped; length: bit length of the span's length; relative: 16 t // length.
 # token: (token id * 2654435761 mod 2^32) >> 24, only where ids are known (all 0 otherwise).
 PROFILES: dict[str, int] = {
-    "position": 24, "from_end": 24, "first": 8, "last": 8, "q": 32, "length": 24, "relative": 16, "token": 256,
+    "position": 24,
+    "from_end": 24,
+    "first": 8,
+    "last": 8,
+    "q": 32,
+    "length": 24,
+    "relative": 16,
+    "token": 256,
 }
 
 # lags: q[t] against p[t + lag], both counted, both among the span's first `lag_window` tokens
@@ -173,11 +269,22 @@ BOUND_TEMPERATURES: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3,
 
 # ---- per-sample attributes carried beside the rows; `known` has bit i set where attribute i is known
 ATTRIBUTES: tuple[str, ...] = (
-    "pad_left", "cached_tokens", "turn", "pack_slot", "rollout_version", "train_version",
-    "advantage", "reward", "prompt_length", "best_lag", "best_lag_abs", "lag0_abs",
+    "pad_left",
+    "cached_tokens",
+    "turn",
+    "pack_slot",
+    "rollout_version",
+    "train_version",
+    "advantage",
+    "reward",
+    "prompt_length",
+    "best_lag",
+    "best_lag_abs",
+    "lag0_abs",
     "first_big",  # t of the first counted token with |Δ| > 2; unknown: none
     "first_hash",  # 52-bit hash of (prompt ids, first response id) as float: equal = same context and token
-    *(f"head_q{i}" for i in range(8)), *(f"head_p{i}" for i in range(8)),  # the first 8 counted tokens, as far as there
+    *(f"head_q{i}" for i in range(8)),
+    *(f"head_p{i}" for i in range(8)),  # the first 8 counted tokens, as far as there
 )
 # best_lag: smallest mean |q[t] - p[t + lag]| over LAGS and, where pad_left is known, also +pad_left and -pad_left
 ATTRIBUTE: dict[str, int] = {name: i for i, name in enumerate(ATTRIBUTES)}
@@ -193,7 +300,9 @@ class SampleRows:
     max_abs: F64  # [S] largest unclamped |Δ|
     attributes: F64  # [S, len(ATTRIBUTES)]; 0 where unknown
     known: I64  # [S] bit mask over ATTRIBUTES
-    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # name -> S labels ("" unknown)
+    groups: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # name -> S labels ("" unknown)
 
 
 @dataclass(frozen=True, order=True)

@@ -129,7 +129,10 @@ class TorchEngine:
         options: MeasureOptions,
     ) -> Tokens:
         """The counted tokens, sample after sample in `order`."""
-        begins, lengths = self._up(block.offsets[:-1][order]), self._up(np.diff(block.offsets)[order])
+        begins, lengths = (
+            self._up(block.offsets[:-1][order]),
+            self._up(np.diff(block.offsets)[order]),
+        )
         row = torch.repeat_interleave(lengths)
         start = torch.cumsum(lengths, 0) - lengths
         inside = torch.arange(len(row), device=self._device) - start[row]
