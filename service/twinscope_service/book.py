@@ -15,6 +15,7 @@ from twinscope_service.runstate import POINTS, RunState, point_of
 from twinscope_service.store.base import Store
 from twinscope_service.store.summaries import unpack
 
+ALERTS = 200  # latest alerts of a run that may be unresolved
 RETRY_AFTER_S = 5.0  # by then waiting samples may have met their other side
 
 
@@ -97,6 +98,7 @@ class Book:
         for view in self._store.last_steps(run, limit=POINTS):
             state.points.append(point_of(view))
             state.last = view
+        state.note_onset(reversed(self._store.alerts(run, limit=ALERTS)))
         state.detector = self._store.detector_state(run)
         state.baseline = self._latest_ok(state)
         return state

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinscope_service.detect.bands import Judgement
+from twinscope_service.diagnose.cause import Cause
 from twinscope_service.join.records import Closing
 from twinscope_service.join.tally import StepTally
 from twinscope_service.measure.merge import without_rows
@@ -62,6 +63,8 @@ def conclude(
     )
     with meter.survive("detect", crashed=crashed):
         findings = Findings(*stages.detect(state.detector, view, summary))
+        state.note_onset(findings.alerts)
+    causes: tuple[Cause, ...] = ()
     with meter.survive("diagnose", crashed=crashed):
         context = replace(
             opened.context,
@@ -69,9 +72,21 @@ def conclude(
             events=events_of(store.events(state.run, limit=EVENTS)),
         )
         causes = stages.diagnose(summary, context=context, history=state.history())
-        view = replace(view, diagnosis=tuple(cause.as_json() for cause in causes))
-    view = replace(view, findings=tuple(alert.as_json() for alert in findings.alerts))
-    return view, findings
+    return _told(view, findings, causes)
+
+
+def _told(view: StepView, findings: Findings, causes: Sequence[Cause]) -> tuple[StepView, Findings]:
+    """The view with findings and causes, and the findings with the causes' names."""
+    names = tuple(cause.cause for cause in causes if cause.family != "none")
+    alerts = [replace(alert, causes=names) for alert in findings.alerts]
+    fires = tuple(alert.message for alert in alerts if alert.state == "firing")
+    view = replace(
+        view,
+        reasons=(*view.reasons, *fires),
+        findings=tuple(alert.as_json() for alert in alerts),
+        diagnosis=tuple(cause.as_json() for cause in causes),
+    )
+    return view, replace(findings, alerts=alerts)
 
 
 def never_ok_unseen(view: StepView, opened: OpenStep) -> StepView:

@@ -12,11 +12,18 @@ from twinscope_service.diagnose.context import Context, Event, History, StepPoin
 from twinscope_service.join.gather import gather
 from twinscope_service.join.join import Join
 from twinscope_service.join.records import Load, Pair
+from twinscope_service.measure.evidence import Evidence, collect, merge_evidence, to_body
 from twinscope_service.measure.merge import merge_all
-from twinscope_service.measure.records import COVERAGE, Summary
+from twinscope_service.measure.records import (
+    ATTRIBUTE,
+    COVERAGE,
+    MeasureOptions,
+    PairBlock,
+    Summary,
+)
 from twinscope_service.stages import Meter, Stages
 from twinscope_service.store.base import ClosedStep
-from twinscope_service.views import StepView
+from twinscope_service.views import AlertView, StepView
 
 MERGE_AT = 32  # block summaries kept apart before they are merged: rows are copied log times
 POINTS = 256  # closed steps that trends look back on
@@ -33,6 +40,7 @@ class OpenStep:
     touched: float | None = None  # monotonic; None: only waiting rollout or ref samples so far
     noted: set[int] = field(default_factory=set)  # batches whose headers are in `context`
     parts: list[Summary] = field(default_factory=list)
+    evidence: Evidence = field(default_factory=Evidence)
     summaries: list[int] = field(default_factory=list)  # batches of kind summary
     crashed: set[str] = field(default_factory=set)
 
@@ -47,9 +55,13 @@ class OpenStep:
         self.parts = [merge_all(self.parts)]
         return self.parts[0]
 
+    def keep_evidence(self, block: PairBlock, part: Summary, options: MeasureOptions) -> None:
+        """Keep the worst and some random samples of what was just measured."""
+        self.evidence = merge_evidence(self.evidence, collect(block, part, options), options)
+
     def evidence_body(self) -> bytes | None:
-        """The worst and some random samples as a trace body; None: nothing was kept."""
-        return None
+        """The kept samples as a trace body; None: nothing was kept."""
+        return to_body(self.evidence, run=self.run, step=self.step)
 
     def note(self, seq: int, batch: Batch) -> None:
         """Keep what a batch's header says, once."""
@@ -70,6 +82,7 @@ class RunState:
         self.tokens: Counter[str] = Counter()  # measure.records.COVERAGE, closed steps
         self.detector: Mapping[str, Any] | None = None  # what the detectors carry on
         self.seen = seen  # monotonic
+        self._onsets: dict[tuple[str, str], int] = {}  # (kind, series) -> onset step
 
     def open(self, step: int, *, now: float) -> OpenStep:
         """An open step, new or known. `now`: seconds since the epoch."""
@@ -84,11 +97,13 @@ class RunState:
             opened = self.steps[step]
             with meter.survive("measure", crashed=opened.crashed.add):
                 for pair in members:
-                    for part in (pair.rollout, pair.train, pair.ref):
-                        if part is not None and part.batch not in opened.noted:
-                            opened.note(part.batch, load(part.batch))
+                    for side in (pair.rollout, pair.train, pair.ref):
+                        if side is not None and side.batch not in opened.noted:
+                            opened.note(side.batch, load(side.batch))
                 for block in gather(members, load, block_tokens=stages.block_tokens):
-                    opened.add(stages.engine.measure(block, stages.options))
+                    part = stages.engine.measure(block, stages.options)
+                    opened.add(part)
+                    opened.keep_evidence(block, part, stages.options)
 
     def _by_step(self, pairs: Iterable[Pair]) -> dict[int, list[Pair]]:
         by_step: dict[int, list[Pair]] = {}
@@ -106,8 +121,21 @@ class RunState:
             self.baseline = summary
 
     def history(self) -> History:
-        """The run before the step that is closing."""
-        return History(points=tuple(self.points), baseline=self.baseline)
+        """The run before the step that is closing, and since when something is wrong with it."""
+        return History(tuple(self.points), self.baseline, self.onset_step)
+
+    def note_onset(self, alerts: Iterable[AlertView]) -> None:
+        """Where the detectors put the start of the present trouble; over when it is resolved."""
+        for alert in alerts:
+            if alert.state == "resolved":
+                self._onsets.pop((alert.kind, alert.series), None)
+            elif alert.onset_step is not None:
+                self._onsets[alert.kind, alert.series] = alert.onset_step
+
+    @property
+    def onset_step(self) -> int | None:
+        """The earliest onset that is not resolved."""
+        return min(self._onsets.values(), default=None)
 
     @property
     def quiet(self) -> bool:
@@ -128,8 +156,6 @@ def point_of(view: StepView, summary: Summary | None = None) -> StepPoint:
 
 
 def _newest(summary: Summary, attribute: str) -> int | None:
-    from twinscope_service.measure.records import ATTRIBUTE
-
     index = ATTRIBUTE[attribute]
     known = (summary.rows.known >> index) & 1 == 1
     return int(summary.rows.attributes[known, index].max()) if known.any() else None

@@ -7,14 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from twinscope.wire.limits import Limits
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
 from twinscope_service.detect.bands import K3_BANDS, Band, Bands, Judgement, StepFacts, judge
+from twinscope_service.detect.findings import DetectOptions
+from twinscope_service.detect.watch import build_detect
 from twinscope_service.diagnose.cause import Cause
 from twinscope_service.diagnose.context import Context, History
+from twinscope_service.diagnose.rank import DiagnoseOptions, diagnose
 from twinscope_service.measure.derive import derive
 from twinscope_service.measure.engine import MeasureEngine, build_engine
 from twinscope_service.measure.records import MeasureOptions, Summary
@@ -39,7 +43,7 @@ class Detect(Protocol):
     """The detectors: state of the run in, state and alerts out."""
 
     def __call__(
-        self, state: DetectorState | None, view: StepView, summary: Summary
+        self, state: DetectorState | None, view: StepView, summary: Summary, /
     ) -> tuple[DetectorState | None, Sequence[AlertView]]:
         """Watch one closed step."""
         ...
@@ -55,18 +59,6 @@ class Diagnose(Protocol):
         ...
 
 
-def detect_nothing(
-    state: DetectorState | None, view: StepView, summary: Summary
-) -> tuple[DetectorState | None, Sequence[AlertView]]:
-    """No detectors: the level bands alone decide."""
-    return state, ()
-
-
-def diagnose_nothing(summary: Summary, *, context: Context, history: History) -> tuple[Cause, ...]:
-    """No diagnosis."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Stages:
     """What happens to data between join and store, with the settings it needs."""
@@ -75,9 +67,9 @@ class Stages:
     options: MeasureOptions
     bands: Bands
     block_tokens: int
+    detect: Detect
+    diagnose: Diagnose
     judge: Judge = judge
-    detect: Detect = detect_nothing
-    diagnose: Diagnose = diagnose_nothing
 
     def derive(self, summary: Summary) -> Metrics:
         """The metrics of a summary."""
@@ -87,11 +79,31 @@ class Stages:
 def build_stages(settings: Settings) -> Stages:
     """The stages that ship, as the settings want them."""
     low, high = settings.clip
+    options = MeasureOptions(clamp=settings.clamp, clip_low=low, clip_high=high)
     return Stages(
         engine=build_engine(settings.engine),
-        options=MeasureOptions(clamp=settings.clamp, clip_low=low, clip_high=high),
+        options=options,
         bands=build_bands(settings),
         block_tokens=settings.block_tokens,
+        detect=build_detect(build_detect_options(settings), options),
+        diagnose=partial(diagnose, options=DiagnoseOptions(measure=options)),
+    )
+
+
+def build_detect_options(settings: Settings) -> DetectOptions:
+    """What the settings say about detection. Raises ConfigError."""
+    return DetectOptions(
+        target_arl=settings.detect_target_arl,
+        min_ratio=settings.detect_min_ratio,
+        min_change=settings.detect_min_change,
+        spike_ratio=settings.detect_spike_ratio,
+        growth_doubling_steps=settings.detect_growth_doubling_steps,
+        resolve_steps=settings.detect_resolve_steps,
+        bypass_steps=settings.detect_bypass_steps,
+        bypass_expected=settings.model_class == "aligned",
+        silence_steps=settings.detect_silence_steps,
+        silence_periods=settings.detect_silence_periods,
+        silence_seconds=settings.detect_silence_seconds,
     )
 
 
