@@ -13,6 +13,7 @@ from twinscope_service.measure.records import F64, LAG_COLUMNS, LAGS
 
 Z_EVIDENCE = 5.0
 LAG_GAIN = 0.35  # a better lag leaves at most this share of mean |q − p|
+LOOKED_UP = 24  # suspects of a permutation whose partner is searched
 HEAD = 8  # tokens at a sample's head that are carried for matching
 
 
@@ -180,8 +181,8 @@ def _heads(view: View) -> tuple[F64, F64, Mask]:
 
 
 def _matched_elsewhere(q: F64, p: F64, own: F64, known: Mask, suspects: Mask) -> Mask:
-    """Suspects (at most 64 are looked up) whose head q fits some other sample's head p."""
-    asked = np.flatnonzero(suspects)[:64]
+    """Suspects (at most LOOKED_UP are looked up) whose head q fits some other sample's head p."""
+    asked = np.flatnonzero(suspects)[:LOOKED_UP]
     candidates = np.flatnonzero(known)
     matched = np.zeros(len(own), bool)
     for s in asked:
@@ -189,7 +190,7 @@ def _matched_elsewhere(q: F64, p: F64, own: F64, known: Mask, suspects: Mask) ->
         distance[candidates == s] = np.inf
         matched[s] = distance.min() < min(0.15, 0.15 * own[s])
     if len(asked) < suspects.sum():  # the others are judged by the share found among those asked
-        matched[np.flatnonzero(suspects)[64:]] = matched[asked].mean() > 0.5
+        matched[np.flatnonzero(suspects)[LOOKED_UP:]] = matched[asked].mean() > 0.5
     return matched
 
 

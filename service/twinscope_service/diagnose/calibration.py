@@ -22,6 +22,7 @@ CEILING: dict[Kind, float] = {"exact": 0.98, "tested": 0.96, "declared": 0.8, "s
 # Structural hints against the structureless set: where the level says that something is wrong, a
 # hint of this strength is as likely as the whole set.
 EVEN_HINT = 0.75
+EVEN_DECLARED = 0.5  # a fingerprint difference is a reason of its own
 HINT_SLOPE = 5.0
 STRUCTURAL = frozenset(
     {
@@ -68,7 +69,9 @@ def _vote(claim: Claim, rivals: list[Claim]) -> float:
     """Structural hints vote by strength, the set has one vote together, split by strength."""
     if claim.kind == "tested":
         return exp(HINT_SLOPE * (claim.strength - EVEN_HINT))
-    others = [c for c in rivals if c.kind != "tested"]
+    if claim.kind == "declared":
+        return exp(HINT_SLOPE * (claim.strength - EVEN_DECLARED))
+    others = [c for c in rivals if c.kind == "set"]
     return claim.strength**4 / sum(c.strength**4 for c in others)
 
 

@@ -94,12 +94,17 @@ def find_claims(view: View, *, depth: int = 0) -> list[Claim]:
     if depth >= 2:
         return claims
     partial = next((c for c in claims if c.touched is not None and c.strength >= 1.0), None)
-    if partial is not None:
+    if partial is not None and not any(_by_context(c) for c in claims):
         return _with_rest(view, claims, partial, depth)
     loud = loud_samples(view)
     if loud is not None and not any(_explains_contrast(c) for c in claims):
         return _with_loud(view, claims, loud, depth)
     return claims
+
+
+def _by_context(claim: Claim) -> bool:
+    """A property of the samples (padding, cached prefix) explains all of them together."""
+    return TIER[claim.cause] == 5 and claim.touched is None and claim.strength >= 1.0
 
 
 def _explains_contrast(claim: Claim) -> bool:
@@ -143,7 +148,7 @@ def _with_rest(view: View, claims: list[Claim], partial: Claim, depth: int) -> l
         named = [_in_part(view, c, touched) for c in inner if c.strength >= 1.0]
         if any(c.kind != "set" for c in named):  # something else is wrong there than its weights
             found[0] = replace(partial, strength=min(partial.strength, 1.0))
-        found = named + found
+        found += named
     known = {c.cause for c in found}
     return found + [replace(c, touched=None) for c in rest if c.cause not in known]
 

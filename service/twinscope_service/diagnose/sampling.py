@@ -26,6 +26,7 @@ from twinscope_service.measure.records import EXTREME, HIST_BASE
 
 Z_EVIDENCE = 5.0  # p = 6e-7: about 30 tests are made per diagnosis
 FIT = 0.6  # least |correlation| of q − p with (q + p)/2 under a temperature
+LOST_MASS_GIBBS = 2.5  # |mean Δ| over half its mean square that lost mass gives at least
 SEEN_SHARE = 0.2  # least share of Var Δ that "token occurred before" must explain for a penalty
 
 
@@ -119,7 +120,7 @@ def truncation_not_mirrored(view: View) -> Claim | None:
 def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Claim | None:
     """The side `side` covers fewer tokens than the other: a mass below 1 with honest numbers."""
     lost = -excess.value
-    least = 0.002 if excess.z < -20 else 0.005
+    least = 0.004
     if excess.z > -Z_EVIDENCE or lost < least or not _lost_inside(view, side, lost):
         return None
     other = view.mean("q_above" if wrong_side == "q_below" else "q_below")
@@ -127,8 +128,12 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
     temperature = fit_temperature(view)
     mixed = temperature is not None and temperature.fit > FIT
     strength = min(-excess.z / Z_EVIDENCE / 2, 3.0) if mixed else min(-excess.z / Z_EVIDENCE, 3.0)
-    if not mixed and lopsided < 0.6:
-        strength *= lopsided
+    if not mixed:
+        # heavy tails move E[ρ] too, but not the mean of Δ so far beyond its variance
+        gibbs = -view.gibbs if side == "rollout" else view.gibbs
+        strength *= min(max(gibbs, 0.0) / LOST_MASS_GIBBS, 1.0)
+    elif lost < 0.02:
+        return None
     kept = 1.0 + excess.value
     rule, after = _which_truncation(view), _k3_after_truncation(view)
     return Claim(

@@ -70,12 +70,23 @@ class View:
 
     @cached_property
     def _sums(self) -> F64:
-        return self.summary.rows.sums[self._kept]
+        sums = self.summary.rows.sums
+        return sums if self.keep is None else sums[self.keep]
 
     @cached_property
     def _side(self) -> F64 | None:
         side = self.summary.rows.side
-        return None if side is None else side[self._kept]
+        return side if side is None or self.keep is None else side[self.keep]
+
+    @cached_property
+    def _attributes(self) -> F64:
+        values = self.summary.rows.attributes
+        return values if self.keep is None else values[self.keep]
+
+    @cached_property
+    def _known(self) -> NDArray[np.int64]:
+        known = self.summary.rows.known
+        return known if self.keep is None else known[self.keep]
 
     @cached_property
     def _totals(self) -> F64:
@@ -134,8 +145,7 @@ class View:
     def attribute(self, name: str) -> tuple[F64, Mask]:
         """[S] values and where they are known."""
         index = ATTRIBUTE[name]
-        known = (self.summary.rows.known[self._kept] >> index) & 1
-        return self.summary.rows.attributes[self._kept, index], known.astype(bool)
+        return self._attributes[:, index], ((self._known >> index) & 1).astype(bool)
 
     def labels(self, group: str) -> tuple[str, ...]:
         """[S] labels of a group, "" where unknown."""
@@ -164,6 +174,11 @@ class View:
     def inverse_excess(self) -> Estimate:
         """E[1/ρ] − 1: 0 if p is the density that was sampled."""
         return self.token_mean("inv_rho_m1")
+
+    @cached_property
+    def gibbs(self) -> float:
+        """mean Δ / (½ mean Δ²): −1 for an honest q, +1 for an honest p, beyond ±2.5 lost mass."""
+        return self.total("d") / max(0.5 * self.total("d2"), TINY)
 
     @cached_property
     def correlation(self) -> float:

@@ -419,7 +419,7 @@ FAULTS: dict[str, Fault] = {
     "quantized_rollout": Fault(
         "quantized_rollout",
         "fp8 weights in the engine",
-        declared(0.35, quantization=("fp8", "none")),
+        declared(0.6, quantization=("fp8", "none")),
         exact=False,
     ),
     "norm_or_precision_mismatch": Fault(

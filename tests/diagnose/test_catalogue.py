@@ -1,0 +1,49 @@
+"""Adding a cause is adding one function, one fixture and one page; none may be missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twinscope_service.diagnose.cause import FAMILIES, FAMILY_OF
+from twinscope_service.diagnose.fixes import FIXES
+from twinscope_service.diagnose.rank import DIAGNOSTICS, TIER
+from twinscope_service.lab.faults import FAULTS
+
+PAGES = Path(__file__).resolve().parents[2] / "docs/causes"
+FAULTY = sorted(set(FAMILY_OF) - {"numerical_noise"})
+
+
+@pytest.mark.parametrize("cause", FAULTY)
+def test_every_cause_has_a_function_in_the_file_of_its_family(cause: str) -> None:
+    """One function named like the cause, in diagnose/<family>.py, ranked by a tier."""
+    modules = {f.__name__: f.__module__.rpartition(".")[2] for f in DIAGNOSTICS}
+
+    assert modules[cause] == FAMILY_OF[cause]
+    assert cause in TIER
+
+
+@pytest.mark.parametrize("cause", FAULTY)
+def test_every_cause_has_a_fault_to_test_it_with(cause: str) -> None:
+    """The lab can make it, under its own name."""
+    assert FAULTS[cause].cause == cause
+
+
+@pytest.mark.parametrize("cause", sorted(FAMILY_OF))
+def test_every_cause_has_a_page_and_a_fix(cause: str) -> None:
+    """docs/causes/<cause>.md exists and starts with the cause's name."""
+    first = (PAGES / f"{cause}.md").read_text(encoding="utf-8").splitlines()[0]
+
+    assert first == f"# {cause}"
+    assert FIXES[cause].endswith(".")
+
+
+def test_no_function_page_or_fault_is_without_a_cause() -> None:
+    """Nothing is left over from a cause that was renamed."""
+    known = set(FAMILY_OF)
+
+    assert {f.__name__ for f in DIAGNOSTICS} == known - {"numerical_noise"}
+    assert {page.stem for page in PAGES.glob("*.md")} - {"README"} <= known
+    assert {fault.cause for fault in FAULTS.values()} <= known
+    assert sum(len(causes) for causes in FAMILIES.values()) == len(known)

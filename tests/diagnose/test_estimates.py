@@ -1,0 +1,189 @@
+"""Estimates against known truth: exact categorical laws in float64, and hand-made shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from twinscope.wire.batch import Batch
+from twinscope_service.diagnose.cause import Cause
+from twinscope_service.lab.cases import Case
+from twinscope_service.lab.faults import FAULTS, apply
+
+Diagnose = Callable[[Batch], tuple[Cause, ...]]
+TOKENS, SAMPLES, VOCABULARY = 10_000, 100, 300
+NODES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
+
+
+def law(seed: int) -> NDArray[np.float64]:
+    """[TOKENS, VOCABULARY] logits with contexts from nearly certain to nearly flat."""
+    random = np.random.default_rng(seed)
+    spread = random.exponential(1.5, (TOKENS, 1))
+    logits: NDArray[np.float64] = random.gumbel(size=(TOKENS, VOCABULARY)) + spread * (
+        random.standard_normal((TOKENS, VOCABULARY))
+    )
+    return logits
+
+
+def log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows normalised, float64."""
+    top = x.max(axis=1, keepdims=True)
+    return x - top - np.log(np.exp(x - top).sum(axis=1, keepdims=True))
+
+
+def sampled(sampler: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
+    """One token per row, from exp(sampler)."""
+    uniform = np.random.default_rng(seed).random((len(sampler), 1))
+    found: NDArray[np.int64] = (np.exp(sampler).cumsum(axis=1) < uniform).sum(axis=1)
+    return np.minimum(found, sampler.shape[1] - 1)
+
+
+def pair(
+    engine: NDArray[np.float64],
+    trainer: NDArray[np.float64],
+    tokens: NDArray[np.int64],
+    *,
+    noise: float = 0.05,
+    **side: Any,
+) -> Batch:
+    """A paired batch of SAMPLES equal samples; p carries `noise` nats at uncertain tokens."""
+    rows = np.arange(len(tokens))
+    q, p = engine[rows, tokens], trainer[rows, tokens]
+    off = np.random.default_rng(9).standard_normal(len(p)) * noise * -np.expm1(q)
+    arrays = {
+        "offsets": np.linspace(0, len(tokens), SAMPLES + 1).astype(np.int64),
+        "rollout_logprobs": q.astype(np.float32),
+        "train_logprobs": np.minimum(p + off, 0.0).astype(np.float32),
+        "token_ids": tokens.astype(np.int32),
+    }
+    temperatures = side.pop("temperatures", None)
+    return Batch("r", "paired", 0, arrays | side, temperatures=temperatures)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0.85, 1.15, 1.3])
+def test_a_temperature_is_estimated_from_pairs_alone(
+    temperature: float, diagnosed: Diagnose
+) -> None:
+    """Within 4 % at 10 000 tokens, with the engine's q as the sampled law."""
+    logits = law(1)
+    engine, trainer = log_softmax(logits / temperature), log_softmax(logits)
+    first = diagnosed(pair(engine, trainer, sampled(engine, 2)))[0]
+
+    assert first.cause == "temperature_not_restored"
+    assert first.estimate["sampled_by"] == "rollout"
+    assert first.estimate["temperature"] == pytest.approx(temperature, rel=0.04)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.6, 1.45, 1.6])
+def test_a_far_temperature_is_estimated_within_ten_percent(
+    temperature: float, diagnosed: Diagnose
+) -> None:
+    """The estimator has no bias, so it holds far from 1 as well."""
+    logits = law(3)
+    engine, trainer = log_softmax(logits / temperature), log_softmax(logits)
+    first = diagnosed(pair(engine, trainer, sampled(engine, 4)))[0]
+
+    assert first.cause == "temperature_not_restored"
+    assert first.estimate["temperature"] == pytest.approx(temperature, rel=0.10)
+
+
+def test_raw_engine_log_probs_under_a_tempered_trainer_are_told_from_the_reverse(
+    diagnosed: Diagnose,
+) -> None:
+    """Tokens drawn at 0.7, q reported at 1, p at 0.7: p is the sampled law, T is 0.7."""
+    logits = law(5)
+    engine, trainer = log_softmax(logits), log_softmax(logits / 0.7)
+    first = diagnosed(pair(engine, trainer, sampled(trainer, 6)))[0]
+
+    assert first.cause == "temperature_not_restored"
+    assert first.estimate["sampled_by"] == "train"
+    assert first.estimate["temperature"] == pytest.approx(0.7, rel=0.04)
+
+
+def test_log_sum_exp_at_a_few_temperatures_gives_it_to_half_a_percent(
+    diagnosed: Diagnose,
+) -> None:
+    """And the k3 that is left is that of the same pair with the temperature restored."""
+    logits, temperature = law(7), 0.74
+    engine, trainer = log_softmax(logits / temperature), log_softmax(logits)
+    tokens = sampled(engine, 8)
+    # p alone is on the wire, so z is known up to its row's constant: take z = ln π
+    lse = [np.log(np.exp(trainer / t).sum(axis=1)) for t in NODES]
+    batch = pair(
+        engine,
+        trainer,
+        tokens,
+        logsumexp_T=np.array(lse, np.float32),
+        temperatures=NODES,
+    )
+    # noise in the logits grows when they are divided
+    restored = diagnosed(pair(engine, engine, tokens, noise=0.05 / temperature))[0].k3_after
+    first = diagnosed(batch)[0]
+
+    assert first.estimate["from"] == "logsumexp_T"
+    assert first.estimate["temperature"] == pytest.approx(temperature, rel=0.005)
+    assert restored is not None
+    assert first.k3_after == pytest.approx(restored, rel=0.2)
+
+
+def test_kept_mass_is_estimated_to_one_percent(diagnosed: Diagnose) -> None:
+    """top-p 0.9: the mean mass kept is known from the law itself."""
+    trainer = log_softmax(law(11))
+    ordered = np.sort(trainer, axis=1)[:, ::-1]
+    below = np.exp(ordered).cumsum(axis=1) - np.exp(ordered) < 0.9
+    least = np.where(below, ordered, np.inf).min(axis=1, keepdims=True)
+    engine = log_softmax(np.where(trainer >= least, trainer, -np.inf))
+    kept = np.exp(np.where(trainer >= least, trainer, -np.inf)).sum(axis=1).mean()
+    first = diagnosed(pair(engine, trainer, sampled(engine, 12)))[0]
+
+    assert first.cause == "truncation_not_mirrored"
+    assert first.estimate["kept_mass"] == pytest.approx(kept, rel=0.01)
+
+
+def test_temperature_and_truncation_together_are_both_reported(diagnosed: Diagnose) -> None:
+    """T = 0.8 with top-p 0.95 in the engine, neither in the trainer."""
+    logits = law(13)
+    tempered, trainer = log_softmax(logits / 0.8), log_softmax(logits)
+    ordered = np.sort(tempered, axis=1)[:, ::-1]
+    below = np.exp(ordered).cumsum(axis=1) - np.exp(ordered) < 0.95
+    least = np.where(below, ordered, np.inf).min(axis=1, keepdims=True)
+    engine = log_softmax(np.where(tempered >= least, tempered, -np.inf))
+    found = {c.cause for c in diagnosed(pair(engine, trainer, sampled(engine, 14)))}
+
+    assert {"temperature_not_restored", "truncation_not_mirrored"} <= found
+
+
+@pytest.mark.parametrize(("fault", "lag"), [("token_shift", 1), ("token_shift_early", -3)])
+def test_lags_are_exact_and_their_removal_gives_the_healthy_level(
+    fault: str, lag: int, healthy: Case, diagnosed: Diagnose
+) -> None:
+    """The lag itself, and a counterfactual k3 within 20 % of the unshifted recording's."""
+    before = diagnosed(healthy.batch)[0].k3_after
+    first = diagnosed(apply(FAULTS[fault], healthy.batch, seed=1))[0]
+
+    assert first.estimate["lag"] == lag
+    assert before is not None
+    assert first.k3_after == pytest.approx(before, rel=0.2)
+
+
+def test_a_lag_equal_to_the_left_padding_is_said_so(healthy: Case, diagnosed: Diagnose) -> None:
+    """Every sample is late by its own padding."""
+    first = diagnosed(apply(FAULTS["token_shift_padding"], healthy.batch, seed=1))[0]
+
+    assert first.estimate["lag"] == "pad_left"
+
+
+def test_recorded_temperatures_are_estimated(traces: list[Case], diagnosed: Diagnose) -> None:
+    """0.7, 1.3 and the reversed 0.7 within 4 %, from real pairs alone."""
+    for name, truth in (
+        ("0.7_unrestored", 0.7),
+        ("1.3_unrestored", 1.3),
+        ("0.7_trainer_only", 0.7),
+    ):
+        case = next(c for c in traces if c.name == f"temperature_{name}")
+        first = diagnosed(case.batch)[0]
+        assert first.estimate["temperature"] == pytest.approx(truth, rel=0.04)

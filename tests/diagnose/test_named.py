@@ -1,0 +1,80 @@
+"""Faults are named: exact ones always, the recorded ones by their label or at least by family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from twinscope.wire.batch import Batch
+from twinscope_service.diagnose.cause import FAMILY_OF, Cause
+from twinscope_service.lab.cases import Case, bare, mixed, part
+from twinscope_service.lab.faults import FAULTS, apply
+from twinscope_service.replay import recording
+
+Diagnose = Callable[[Batch], tuple[Cause, ...]]
+EXACT = sorted(name for name, fault in FAULTS.items() if fault.exact)
+SET = ("stale_weights", "partial_weight_sync", "corrupt_weight_layout")
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_faults_are_named_first(name: str, healthy: Case, diagnosed: Diagnose) -> None:
+    """Whole and on about 5 000 tokens, with bare headers."""
+    batch = apply(FAULTS[name], healthy.batch, seed=3)
+    whole = Case(name, (FAULTS[name].cause,), batch, "healthy_bf16")
+    smaller = part(healthy, tokens=5000, seed=1)
+    half = bare(Case(name, whole.causes, apply(FAULTS[name], smaller.batch, seed=4), "healthy"))
+
+    assert diagnosed(whole.batch)[0].cause == FAULTS[name].cause
+    assert diagnosed(half.batch)[0].cause == FAULTS[name].cause
+
+
+@pytest.mark.parametrize("name", ["padding_attended", "position_offset", "rope_mismatch",
+                                  "train_mode_dropout", "stale_prefix_cache", "lora_not_applied",
+                                  "mixed_weight_versions", "stale_weights", "penalty_not_mirrored",
+                                  "truncation_not_mirrored", "mask_includes_non_response",
+                                  "quantized_rollout", "retokenized"])  # fmt: skip
+def test_simulated_faults_are_named_first(name: str, healthy: Case, diagnosed: Diagnose) -> None:
+    """Faults that put noise of the right shape in the right place."""
+    first = diagnosed(apply(FAULTS[name], healthy.batch, seed=5))[0]
+
+    assert first.cause == FAULTS[name].cause, first
+
+
+def test_recorded_traces_are_named(traces: list[Case], diagnosed: Diagnose) -> None:
+    """The label first, or its family where the pair cannot tell the members apart."""
+    for case in traces:
+        for one in (case, bare(case)):
+            first = diagnosed(one.batch)[0]
+            wanted = case.causes[0]
+            if wanted in SET:
+                assert FAMILY_OF[first.cause] == "weights", one.name
+                assert wanted in first.group, one.name
+            else:
+                assert first.cause == wanted, one.name
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_a_temperature_in_a_part_of_the_samples_is_found_there(
+    share: float, healthy: Case, diagnosed: Diagnose
+) -> None:
+    """Samples of another engine without the trainer's temperature among healthy ones."""
+    name = "temperature_0.7_unrestored"
+    hot = Case(name, ("temperature_not_restored",), recording(name), name)
+    first = diagnosed(mixed(hot, healthy, share=share, seed=2).batch)[0]
+
+    assert first.cause == "temperature_not_restored"
+    assert first.share == pytest.approx(share, abs=0.08)
+    assert first.estimate["temperature"] == pytest.approx(0.7, rel=0.08)
+
+
+def test_a_shift_in_a_quarter_of_the_samples_and_a_grid_are_both_reported(
+    healthy: Case, diagnosed: Diagnose
+) -> None:
+    """Two faults at once; the second is there on the samples that are not shifted."""
+    shifted = apply(FAULTS["token_shift_quarter"], healthy.batch, seed=1)
+    both = apply(FAULTS["bf16_logprob_storage"], shifted, seed=1)
+    causes = {c.cause: c for c in diagnosed(both)}
+
+    assert {"token_shift", "bf16_logprob_storage"} <= causes.keys()
+    assert causes["token_shift"].share == pytest.approx(0.25, abs=0.05)
