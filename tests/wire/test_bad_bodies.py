@@ -111,6 +111,7 @@ HEADERS: list[tuple[dict[str, Any], str]] = [
     ({"sampling": {"temperature": -0.5}}, "sampling.temperature"),
     ({"sampling": {"top_p": 1.5}}, "sampling.top_p"),
     ({"rollout": {"engine": "x\x1b[31m"}}, "rollout"),
+    ({"rollout": {"engine": "\ud800"}}, "rollout"),
     ({"rollout": {"engine": "x" * 5000}}, "rollout"),
     ({"train": {str(i): i for i in range(5000)}}, "train"),
     ({"temperatures": [0.7]}, "temperatures"),
@@ -291,6 +292,19 @@ def test_a_side_left_out_follows_from_the_logprobs(spoil: Spoil) -> None:
     assert wire.decode(one).side == "rollout"
     none = {"train_logprobs": None, "rollout_logprobs": None}
     assert "at least one" in _refusal(spoil(header={"side": None}, tensors=none)).fix
+
+
+def test_what_engines_really_send_is_taken(spoil: Spoil) -> None:
+    """Stop strings with newlines, 64-bit seeds, zero-width and Chinese characters, biases, nulls."""
+    sampling = {"stop": ["\r\n\n", "用户：\u200b"], "seed": 2**64 - 1, "logit_bias": {"5": -100}}
+    header = {
+        "sampling": {**sampling, "top_k": -1, "top_p": None, "temperature": 0},
+        "rollout": {"engine": "vllm", "rope_scaling": {"factor": [1.0] * 64}},
+        "groups": {"engine.id": ["a b", "", "中"], "replica-0": ["x", "x", "x"]},
+    }
+    batch = wire.decode(spoil(header=header))
+    assert batch.sampling == header["sampling"]
+    assert batch.groups["engine.id"] == ("a b", "", "中")
 
 
 def test_a_header_is_json_inside_a_json_string(spoil: Spoil) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from twinscope.errors import WireError
 from twinscope.wire.limits import Limits
 from twinscope.wire.schema import FIELD_BY_NAME, FIELDS, SCHEMA_VERSION, SIDES
-from twinscope.wire.strict_json import INT64_MAX, INT64_MIN
+from twinscope.wire.strict_json import INT64_MIN, UINT64_MAX
 
 STEP_END = 1 << 53  # steps and versions stay exact as JSON numbers and as float64
 NAME_CHARACTERS = 200
+_GROUP_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+# Not in free text, such as stop strings: controls (they steer terminals), lone surrogates (they
+# have no UTF-8 form).
+_NO_TEXT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 # Values of `sampling` that later stages compute with: (lowest, highest), null or absent is unknown.
 SAMPLING_RANGES: dict[str, tuple[float, float]] = {
@@ -126,8 +131,8 @@ def _groups(value: Any, limits: Limits) -> dict[str, tuple[str, ...]]:
 
 
 def _group_name(name: str) -> str:
-    if not name.isidentifier() or not name.isascii() or len(name) > 64:
-        raise WireError("groups", name, "name groups with 1 to 64 letters, digits and underscores")
+    if not _GROUP_NAME.fullmatch(name):
+        raise WireError("groups", name, "name groups with 1 to 64 of A-Z a-z 0-9 _ . -")
     return name
 
 
@@ -190,8 +195,8 @@ def _open_object(field: str, value: Any, limits: Limits) -> dict[str, Any]:
             pending += item
         elif isinstance(item, str):
             _check_text(field, item, limits)
-        elif type(item) is int and not INT64_MIN <= item <= INT64_MAX:
-            raise WireError(field, item, "send integers within the int64 range")
+        elif type(item) is int and not INT64_MIN <= item <= UINT64_MAX:
+            raise WireError(field, item, "send integers of 64 bits")
     return value
 
 
@@ -199,8 +204,8 @@ def _check_text(field: str, text: str, limits: Limits) -> None:
     if len(text) > limits.text_characters:
         fix = f"send strings of at most {limits.text_characters} characters"
         raise WireError(field, text[:40], fix)
-    if not text.replace("\n", "").replace("\t", "").isprintable():
-        raise WireError(field, text, "use printable characters only")
+    if _NO_TEXT.search(text):
+        raise WireError(field, text, "use no control characters but newline and tab")
 
 
 def _fingerprint(field: str) -> Callable[[Any, Limits], dict[str, Any]]:

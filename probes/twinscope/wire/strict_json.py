@@ -9,7 +9,7 @@ from typing import Any
 
 from twinscope.errors import WireError
 
-INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+INT64_MIN, INT64_MAX, UINT64_MAX = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
 MOST_CONTAINERS = 1 << 19  # an empty list costs 3 bytes of text and 64 of memory
 LONGEST_INTEGER = 40  # digits; longer ones cost quadratic time to read, and fit nowhere
 
