@@ -295,7 +295,7 @@ def test_a_side_left_out_follows_from_the_logprobs(spoil: Spoil) -> None:
 
 
 def test_what_engines_really_send_is_taken(spoil: Spoil) -> None:
-    """Stop strings with newlines, 64-bit seeds, zero-width and Chinese characters, biases, nulls."""
+    """Stop strings with newlines, 64-bit seeds, zero-width and Chinese characters, nulls."""
     sampling = {"stop": ["\r\n\n", "用户：\u200b"], "seed": 2**64 - 1, "logit_bias": {"5": -100}}
     header = {
         "sampling": {**sampling, "top_k": -1, "top_p": None, "temperature": 0},
