@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from twinscope.errors import ConfigError
+
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
@@ -32,6 +34,15 @@ class MeasureOptions:
     worst_samples: int = 16
     random_samples: int = 8
     lag_window: int = 512  # lags are measured on the first `lag_window` tokens of each sample
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clamp <= 300:
+            raise ConfigError(f"clamp: got {self.clamp}; use more than 0, at most 300 nats")
+        if not 0 < self.clip_low <= 1 <= self.clip_high:
+            raise ConfigError(f"clip_low, clip_high: got {self.clip_low}, {self.clip_high}; use 0 < clip_low <= 1 <= clip_high")
+        for name in ("worst_tokens", "worst_samples", "random_samples", "lag_window"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: got {getattr(self, name)}; use 0 or more")
 
 
 @dataclass(frozen=True)
