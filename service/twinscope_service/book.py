@@ -39,17 +39,25 @@ class Book:
     def wake(self, run: str) -> RunState:
         """A run, from the store or new. Raises Overloaded when too many are in memory."""
         if run not in self._runs:
-            if len(self._runs) >= self._settings.max_runs:
-                raise Overloaded(
-                    f"{len(self._runs)} runs are active",
-                    retry_after_s=RETRY_AFTER_S,
-                    field="run",
-                    fix="end other runs, or raise max_runs",
-                )
+            self._make_room()
             self._runs[run] = self._loaded(run)
         state = self._runs[run]
         state.seen = self._clock.monotonic()
         return state
+
+    def _make_room(self) -> None:
+        """Where too many runs are in memory, the one that has been quiet for longest goes."""
+        if len(self._runs) < self._settings.max_runs:
+            return
+        quiet = [state for state in self._runs.values() if state.quiet]
+        if not quiet:
+            raise Overloaded(
+                f"{len(self._runs)} runs have data in memory",
+                retry_after_s=RETRY_AFTER_S,
+                field="run",
+                fix="close the steps of other runs, or raise max_runs",
+            )
+        del self._runs[min(quiet, key=lambda state: state.seen).run]
 
     def let_go(self) -> None:
         """Forget runs that have been quiet for long; their history stays in the store."""

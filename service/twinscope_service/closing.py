@@ -79,10 +79,12 @@ def _told(view: StepView, findings: Findings, causes: Sequence[Cause]) -> tuple[
     """The view with findings and causes, and the findings with the causes' names."""
     names = tuple(cause.cause for cause in causes if cause.family != "none")
     alerts = [replace(alert, causes=names) for alert in findings.alerts]
-    fires = tuple(alert.message for alert in alerts if alert.state == "firing")
+    more = [alert.message for alert in alerts if alert.state == "firing"]
+    if causes and names[:1] == (causes[0].cause,) and view.verdict == "ok":
+        more.append(f"within the level bands, yet {causes[0].cause}: {causes[0].evidence}")
     view = replace(
         view,
-        reasons=(*view.reasons, *fires),
+        reasons=(*view.reasons, *more),
         findings=tuple(alert.as_json() for alert in alerts),
         diagnosis=tuple(cause.as_json() for cause in causes),
     )

@@ -45,7 +45,7 @@ class Reads:
     def run(self, run: str) -> RunView:
         """One run. Raises UnknownRun."""
         with self._lock:
-            seen = self._store.runs().get(run)
+            seen = self._store.run(run)
             if seen is None:
                 raise UnknownRun(run)
             return self._run_view(run, *seen)
@@ -120,7 +120,7 @@ class Reads:
             )
 
     def _require(self, run: str) -> None:
-        if run not in self._store.runs():
+        if self._store.run(run) is None:
             raise UnknownRun(run)
 
     def _run_view(self, run: str, first_seen: float, last_seen: float) -> RunView:

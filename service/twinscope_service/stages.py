@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from twinscope.wire.limits import Limits
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
@@ -21,7 +23,7 @@ from twinscope_service.diagnose.context import Context, History
 from twinscope_service.diagnose.rank import DiagnoseOptions, diagnose
 from twinscope_service.measure.derive import derive
 from twinscope_service.measure.engine import MeasureEngine, build_engine
-from twinscope_service.measure.records import MeasureOptions, Summary
+from twinscope_service.measure.records import MeasureOptions, PairBlock, Summary
 from twinscope_service.views import AlertView, Metrics, StepView
 
 log = logging.getLogger(__name__)
@@ -71,16 +73,23 @@ class Stages:
     diagnose: Diagnose
     judge: Judge = judge
 
+    def warm_up(self) -> None:
+        """Let the engine compile what it compiles before the first batch has to wait for it."""
+        values = np.array([-1.0, -2.0], np.float32)
+        key = np.zeros((1, 16), np.uint8)
+        block = PairBlock(np.array([0, 2], np.int64), values, values, key)
+        self.engine.measure(block, self.options)
+
     def derive(self, summary: Summary) -> Metrics:
         """The metrics of a summary."""
         return derive(summary, self.options)
 
 
 def build_stages(settings: Settings) -> Stages:
-    """The stages that ship, as the settings want them."""
+    """The stages that ship, as the settings want them, ready to run."""
     low, high = settings.clip
     options = MeasureOptions(clamp=settings.clamp, clip_low=low, clip_high=high)
-    return Stages(
+    stages = Stages(
         engine=build_engine(settings.engine),
         options=options,
         bands=build_bands(settings),
@@ -88,6 +97,8 @@ def build_stages(settings: Settings) -> Stages:
         detect=build_detect(build_detect_options(settings), options),
         diagnose=partial(diagnose, options=DiagnoseOptions(measure=options)),
     )
+    stages.warm_up()
+    return stages
 
 
 def build_detect_options(settings: Settings) -> DetectOptions:

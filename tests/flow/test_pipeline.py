@@ -11,6 +11,7 @@ import pytest
 from batches import batch_of, body_of, make_samples
 from pipelines import Bench
 
+from twinscope.wire.codec import decode, encode_batch
 from twinscope_service.errors import Conflict, Overloaded, UnknownRun, UnknownStep
 from twinscope_service.stages import build_stages
 from twinscope_service.views import StepView
@@ -245,8 +246,6 @@ def test_scalars_may_come_before_and_after_the_close(bench: Bench) -> None:
     with_ref = replace(batch_of(SAMPLES, "paired", step=0))
     ref = np.concatenate([s.ref for s in SAMPLES])
     tensors = {**with_ref.tensors, "ref_logprobs": ref}
-    from twinscope.wire.codec import encode_batch
-
     bench.send(b"".join(bytes(x) for x in encode_batch(replace(with_ref, tensors=tensors))))
     bench.pipeline.scalars("r", 0, {"reward": 1.0, "lr": 1e-6})
     bench.pipeline.close_step("r", 0)
@@ -306,3 +305,80 @@ def test_the_gate_speaks_of_the_last_closed_step(bench: Bench) -> None:
     assert (bench.pipeline.gate("r").step, bench.pipeline.gate("r").verdict) == (None, "unknown")
     bench.pipeline.close_step("r", 0)
     assert (bench.pipeline.gate("r").step, bench.pipeline.gate("r").verdict) == (0, "ok")
+
+
+def test_the_worst_samples_are_kept_as_a_trace(bench: Bench) -> None:
+    """What `analyze` reads; it outlives the bodies."""
+    bench.send(body_of(SAMPLES, "rollout"))
+    bench.send(body_of(SAMPLES, "train", step=2))
+    bench.pipeline.close_step("r", 2)
+    kept = bench.restart().evidence("r", 2)
+    assert kept is not None
+    trace = decode(kept)
+    assert (trace.side, trace.run, trace.step) == ("paired", "r", 2)
+    by_name = {s.name: s for s in SAMPLES}
+    names = trace.sample_ids or ()
+    for i, name in enumerate(names):
+        low, high = int(trace.offsets[i]), int(trace.offsets[i + 1])
+        np.testing.assert_array_equal(trace.tensors["train_logprobs"][low:high], by_name[name].p)
+    assert bench.pipeline.evidence("r", 99) is None
+
+
+def test_a_summary_from_a_rank_adds_to_the_step(bench: Bench) -> None:
+    """Durable like a batch, once; late for a closed step."""
+    bench.send(body_of(SAMPLES, "paired", run="whole", step=0))
+    whole = bench.pipeline.step("whole", 0)
+    bench.send(body_of(SAMPLES[:15], "paired", run="half", step=0))
+    half = bench.pipeline.summary("half", 0)
+    assert half is not None
+
+    post = bench.pipeline.ingest_summary
+    bench.send(body_of(SAMPLES[15:], "paired", step=0))
+    assert post("r", 0, half, batch_id="rank0").joined == 15
+    assert post("r", 0, half, batch_id="rank0").duplicate
+    view = bench.restart().step("r", 0)
+    assert (view.samples, view.coverage) == (40, whole.coverage)
+    assert view.metrics["k3_mean"] == pytest.approx(whole.metrics["k3_mean"], rel=1e-12)
+    assert bench.pipeline.close_step("r", 0).verdict == "ok"
+    assert bench.pipeline.ingest_summary("r", 0, half, batch_id="rank1").late == 15
+    assert bench.pipeline.step("r", 0).late == 15
+    bench.pipeline.close_step("half", 0)
+    bench.pipeline.close_step("whole", 0)
+    assert bench.inbox() == []
+
+
+def test_what_the_detectors_find_is_kept_with_the_step(bench: Bench) -> None:
+    """Two steps of Δ ≡ 0 fire `bypass`; the state behind it survives a restart between them."""
+    for step in (0, 1):
+        body = body_of([replace(s, p=s.q) for s in SAMPLES], "paired", step=step)
+        bench.send(body)
+        bench.pipeline.close_step("r", step)
+        bench.restart()
+    (alert,) = bench.pipeline.alerts("r")
+    assert (alert.kind, alert.state, alert.step) == ("bypass", "firing", 1)
+    view = bench.pipeline.step("r", 1)
+    assert view.findings[0]["kind"] == "bypass"
+    assert alert.message in view.reasons
+    assert [view.diagnosis[0]["cause"], *alert.causes[:1]] == ["bypass_mode"] * 2
+
+
+def test_an_empty_batch_opens_nothing(bench: Bench) -> None:
+    """A rank without samples is answered; no step waits for it for ever."""
+    receipt = bench.send(body_of([], "train", step=0))
+    assert (receipt.samples, receipt.steps) == (0, ())
+    assert bench.pipeline.health().open_steps == 0
+    assert bench.inbox() == []
+
+
+def test_beyond_the_most_runs_the_quietest_goes_and_busy_ones_stay(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """A quiet run gives way; if all are busy the newcomer is told to come back."""
+    bench = make_bench(max_runs=2)
+    bench.send(body_of(SAMPLES[:1], "paired", run="done", step=0))
+    bench.pipeline.close_step("done", 0)
+    bench.send(body_of(SAMPLES, "rollout", run="a"))
+    bench.send(body_of(SAMPLES, "rollout", run="b"))
+    assert [view.run for view in bench.pipeline.runs() if view.active] == ["a", "b"]
+    with pytest.raises(Overloaded, match="2 runs"):
+        bench.send(body_of(SAMPLES, "rollout", run="c"))

@@ -226,7 +226,7 @@ class Join:
         self.waiting_tokens += plan.waiting_tokens
         self.waiting_samples += plan.waiting_samples
         step = arriving.batch.step
-        if step is not None and step not in self.closed:
+        if step is not None and step not in self.closed and arriving.keys:
             self.steps.setdefault(step, StepTally()).expects(arriving.batch.expect)
         pairs = [self._admit_one(arriving, placed, now) for placed in plan.placements]
         kept = {placed.index for placed in plan.placements if placed.outcome in KEPT}

@@ -109,6 +109,10 @@ class Store(Protocol):
         """Run -> (first seen, last seen), seconds since the epoch."""
         ...
 
+    def run(self, run: str) -> tuple[float, float] | None:
+        """(first seen, last seen) of one run, None if it is not known."""
+        ...
+
     def touch_run(self, run: str, at: float) -> None:
         """Something of a run has come."""
         ...

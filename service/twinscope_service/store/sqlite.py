@@ -35,6 +35,9 @@ from twinscope_service.views import AlertView, StepView
 FILE = "twinscope.sqlite"
 BUSY_MS = 10_000
 WAL_BYTES = 64 << 20
+BATCH_COLUMNS = (
+    "seq, run, batch_id, digest, kind, step, file, bytes, received_at, receipt, settled, done"
+)
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +107,7 @@ class SqliteStore:
             pack_settled(batch.settled, batch.receipt.samples), batch.done,
         )  # fmt: skip
         with self._transaction() as db:
-            db.execute(f"INSERT INTO batches VALUES ({','.join('?' * len(row))})", row)
+            db.execute(f"INSERT INTO batches ({BATCH_COLUMNS}) VALUES ({','.join('?' * 12)})", row)
             _touch(db, batch.run, batch.received_at)
             for step, (late, duplicates) in batch.after_close.items():
                 db.execute(
@@ -202,6 +205,11 @@ class SqliteStore:
         """Run -> (first seen, last seen)."""
         rows = self._read("SELECT * FROM runs ORDER BY run")
         return {row["run"]: (row["first_seen"], row["last_seen"]) for row in rows}
+
+    def run(self, run: str) -> tuple[float, float] | None:
+        """(first seen, last seen) of one run."""
+        rows = self._read("SELECT * FROM runs WHERE run = ?", run)
+        return (rows[0]["first_seen"], rows[0]["last_seen"]) if rows else None
 
     def touch_run(self, run: str, at: float) -> None:
         """Something of a run has come."""
