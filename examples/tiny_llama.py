@@ -12,6 +12,7 @@ from pathlib import Path
 from prompts import QUESTIONS, RULES
 
 VOCABULARY = 512
+SPECIAL = ("<s>", "</s>", "<unk>")  # ids 0, 1, 2
 EOS = 1
 MAX_POSITIONS = 512
 
@@ -57,15 +58,20 @@ def _fill(name: str, weight) -> None:  # type: ignore[no-untyped-def]
 
 
 def _make_tokenizer():  # type: ignore[no-untyped-def]
-    """One word per id: t0 (begin), t1 (end), t2 (unknown), t3 ..., then the examples' words."""
+    """One word per id: the special ones, t3, t4 ..., then the words of the examples' prompts."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = sorted(set(" ".join([RULES, *QUESTIONS]).split()))
-    plain = [f"t{i}" for i in range(VOCABULARY - len(words))]
-    vocabulary = {word: i for i, word in enumerate(plain + words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t2"))
+    plain = [f"t{i}" for i in range(len(SPECIAL), VOCABULARY - len(words))]
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *plain, *words])}
+    begin, end, unknown = SPECIAL
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="t0", eos_token="t1", pad_token="t0", unk_token="t2"
+        tokenizer_object=tokenizer,
+        bos_token=begin,
+        eos_token=end,
+        pad_token=begin,
+        unk_token=unknown,
     )

@@ -131,7 +131,7 @@ def test_chat_answers_and_token_strings_join_the_same_trainer(
     from twin import send_step
 
     body = {"n": 2, "max_tokens": 64, "logprobs": True, "return_token_ids": True}
-    chats = [" ".join(f"t{token}" for token in prompt) for prompt in PROMPTS]
+    chats = [" ".join(["<s>", *(f"t{token}" for token in prompt[1:])]) for prompt in PROMPTS]
     answers = [
         server.post(
             "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": chat}]}
