@@ -193,10 +193,10 @@ def _spike(y: float, s2: float, x: Floats, ordered: Floats) -> None:
     x[Z] = (y - median) / scale
     x[SPIKE_P_LAST] = x[SPIKE_P]
     if x[TWO_SIDED] == 1.0:
-        x[SPIKE_P] = min(2.0 * _tail(abs(x[Z]) / MAD_TO_SCALE, x), 1.0)
+        x[SPIKE_P] = min(2.0 * _tail(abs(x[Z]) * MAD_TO_SCALE, x), 1.0)
     else:
-        x[SPIKE_P] = _tail(x[Z] / MAD_TO_SCALE, x)
-    _weigh(x[Z] / MAD_TO_SCALE, x)
+        x[SPIKE_P] = _tail(x[Z] * MAD_TO_SCALE, x)
+    _weigh(x[Z] * MAD_TO_SCALE, x)
 
 
 def _tail(r: float, x: Floats) -> float:
