@@ -43,9 +43,11 @@ class Capture:
         self.columns: dict[str, tuple[memoryview, ...]] = {}
         self.header: dict[str, Any] = {}
 
-    def block(self) -> Block:
+    def block(self, *, digest_ids: bool) -> Block:
         """The finished block."""
-        return Block(self.header, self._layout.offsets(), self.columns, tuple(self._slabs))
+        return Block(
+            self.header, self._layout.offsets(), self.columns, tuple(self._slabs), digest_ids
+        )
 
     def tokens(self, name: str, value: Array, *, field: str) -> None:
         """A per-token tensor."""
@@ -136,7 +138,7 @@ def capture_side(
     _add_header(capture.header, side, given, samples=layout.samples)
     for name, value in logprobs.items():
         _remember_dtype(capture.header, name, value)
-    return capture.block()
+    return capture.block(digest_ids=_wants_digest(given))
 
 
 def _check_names(side: str, given: Mapping[str, Any]) -> None:
@@ -146,6 +148,13 @@ def _check_names(side: str, given: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
             raise WireError(name, "an unknown argument", fix)
+
+
+def _wants_digest(given: Mapping[str, Any]) -> bool:
+    ids = given.get("ids", "full")
+    if ids not in ("full", "digest"):
+        raise WireError("ids", ids, "use full or digest")
+    return bool(ids == "digest")
 
 
 def _step(side: str, step: Any) -> dict[str, int]:

@@ -10,7 +10,7 @@ prompts      one 1-D array per sample, or [S,P] with `prompt_mask`, or flat with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from twinscope.arrays import Array, Pad
@@ -20,6 +20,7 @@ class SampleFields(TypedDict, total=False):
     """What either side may send."""
 
     token_ids: Array  # per token: response token ids
+    ids: Literal["full", "digest"]  # digest: send 16 bytes per sample instead of the response ids
     mask: Array  # per token: not 0 where the token counts; with [S,T] also tells padding
     prompt_ids: Array  # prompts: prompt token ids
     prompt_mask: Array  # [S,P]: not 0 where the prompt is; only with padded prompts

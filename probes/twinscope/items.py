@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 from twinscope.books import Count
@@ -64,6 +65,7 @@ class Block:
     offsets: memoryview  # format q, [S+1]
     columns: Mapping[str, tuple[memoryview, ...]]
     slabs: tuple[Slab, ...]  # keeps the memory of `columns` from being used again
+    digest_ids: bool = False  # send 16 bytes per sample instead of the response ids
 
     @property
     def samples(self) -> int:
@@ -143,8 +145,19 @@ class Part:
             "offsets": (self._rebased(self.block.offsets), (samples + 1,))
         }
         for name, views in self.block.columns.items():
-            tensors[name] = self._slice(name, views)
+            if name == "token_ids" and self.block.digest_ids:
+                tensors["ids_digest"] = self._digests(views[0]), (samples, 16)
+            else:
+                tensors[name] = self._slice(name, views)
         return tensors
+
+    def _digests(self, ids: memoryview) -> bytes:
+        """The digest of each sample's response ids: equal tokens can still be proved."""
+        from twinscope.wire.codec import digest
+
+        item, offsets = ITEM_BYTES["I32"], self.block.offsets
+        bounds = pairwise(offsets[self.first : self.last + 1])
+        return b"".join(digest(ids[item * begin : item * end]) for begin, end in bounds)
 
     def _slice(self, name: str, views: tuple[memoryview, ...]) -> tuple[Any, tuple[int, ...]]:
         """The part of one tensor, cut along the axis that the declaration names."""

@@ -9,13 +9,14 @@ variable, the value and the fix once, and lists them in `stats().config_problems
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from twinscope.errors import ConfigError
 
-Kind = Literal["url", "name", "text", "flag", "bytes", "seconds"]
+Kind = Literal["url", "name", "text", "pem", "flag", "bytes", "seconds"]
 RUN_CHARACTERS = 200  # the same limit as the wire's `run`
 
 
@@ -42,7 +43,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("timeout_s", "TWINSCOPE_TIMEOUT_S", "seconds", 30.0, "one post, from connecting to the last byte of the answer"),  # noqa: E501
     Setting("retry_s", "TWINSCOPE_RETRY_S", "seconds", 600.0, "how long a post that the service answers with an error (5xx) is tried again"),  # noqa: E501
     Setting("exit_timeout_s", "TWINSCOPE_EXIT_TIMEOUT_S", "seconds", 2.0, "longest wait for pending data when the interpreter exits"),  # noqa: E501
-    Setting("ca_file", "TWINSCOPE_CA_FILE", "text", None, "PEM file of the authority that signed an https service's certificate"),  # noqa: E501
+    Setting("ca_file", "TWINSCOPE_CA_FILE", "pem", None, "PEM file of the authority that signed an https service's certificate"),  # noqa: E501
     Setting("send_hostname", "TWINSCOPE_SEND_HOSTNAME", "flag", False, "1: the heartbeat carries the host name"),  # noqa: E501
     Setting("raise_errors", "TWINSCOPE_RAISE", "flag", False, "1: the guard re-raises instead of counting; for tests of the probe, never in a run"),  # noqa: E501
 )  # fmt: skip
@@ -127,10 +128,21 @@ def _read_name(value: Any) -> str:
 
 
 def _read_text(value: Any) -> str:
-    text = str(value) if isinstance(value, str) or hasattr(value, "__fspath__") else ""
+    text = os.fspath(value) if isinstance(value, str) or hasattr(value, "__fspath__") else ""
     if not text or not text.isprintable():
         raise ValueError("use a string of printable characters")
     return text
+
+
+def _read_pem(value: Any) -> str:
+    """A file of certificates, loaded once here, so that it fails at start and not at midnight."""
+    import ssl
+
+    try:
+        ssl.create_default_context(cafile=_read_text(value))
+    except OSError as error:  # not there, not readable, or no certificate in it
+        raise ValueError(f"use a readable PEM file ({error})") from None
+    return _read_text(value)
 
 
 def _read_flag(value: Any) -> bool:
@@ -162,6 +174,7 @@ _READERS: Mapping[Kind, Callable[[Any], Any]] = {
     "url": _read_url,
     "name": _read_name,
     "text": _read_text,
+    "pem": _read_pem,
     "flag": _read_flag,
     "bytes": _read_bytes,
     "seconds": _read_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,16 @@ def test_a_rollout_of_ragged_lists_needs_no_step() -> None:
     assert_array_equal(batch.tensors["cached_tokens"], [2, 0])
     assert batch.version_spans == ((0, 0, 3), (0, 1, 4))
     assert batch.rollout is None
+
+
+def test_ids_can_travel_as_digests() -> None:
+    """On the second side: the join still proves that the tokens are equal, without their bytes."""
+    ids = [[5, 6], [], [7]]
+    batch = _send("train", step=1, logprobs=[[-1, -2], [], [-3]], token_ids=ids, ids="digest")
+
+    expected = [hashlib.blake2b(np.int32(row).tobytes(), digest_size=16).digest() for row in ids]
+    assert [row.tobytes() for row in batch.tensors["ids_digest"]] == expected
+    assert "token_ids" not in batch.tensors
 
 
 def test_left_padded_prompts_tell_how_much_was_padded() -> None:
@@ -214,6 +225,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "one value short": ("rollout", {**TWO, "version": [1]}, "pass 2 values"),
     "prompts": ("rollout", {**ONE, "prompt_ids": [[1], [2]]}, "pass one prompt for each"),
     "sampling": ("rollout", {**ONE, "sampling": 0.7}, "sampling: got 'float'; pass a dict"),
+    "ids form": ("rollout", {**ONE, "ids": "none"}, "ids: got 'none'; use full or digest"),
     "complex": ("rollout", {"logprobs": [torch.zeros(1, dtype=torch.cfloat)]}, "real numbers"),
     "strings": ("rollout", {"logprobs": [np.array(["x"])]}, "real numbers"),
 }

@@ -44,6 +44,9 @@ def test_declaration_and_record_agree() -> None:
         ("timeout_s", float("nan"), "seconds from 0"),
         ("exit_timeout_s", -1, "seconds from 0"),
         ("disabled", "perhaps", "use 1 or 0"),
+        ("ca_file", "/nowhere/ca.pem", "use a readable PEM file"),
+        ("ca_file", __file__, "use a readable PEM file"),
+        ("spool_dir", 7, "printable characters"),
     ],
 )  # fmt: skip
 def test_an_unusable_argument_is_refused_at_start(name: str, value: object, fix: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from waiting import eventually
 from twinscope import Probe
 from twinscope.books import Count
 from twinscope.clock import SystemClock
-from twinscope.items import Message, message, new_id
+from twinscope.items import Message, Post, message, new_id
+from twinscope.sink import Answer
 from twinscope.spool import Spool
-from twinscope.testing import SinkServer
+from twinscope.testing import InMemorySink, SinkServer
 from twinscope.wire import read_trace
 
 
@@ -224,6 +226,39 @@ def test_foreign_files_are_not_sent(tmp_path: Path) -> None:
     assert {post.path for post in server.posts} == {"/v1/events"}
     assert stats.dropped["spool_lost"].messages == 1
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_send_that_nothing_can_wake_costs_no_spooled_data(tmp_path: Path) -> None:
+    """Connecting to a host that swallows packets cannot be aborted: closing writes the rest."""
+    release = threading.Event()
+
+    def hang(_: Post) -> Answer:
+        release.wait()
+        return Answer("unreachable")
+
+    probe = Probe(sink=InMemorySink(hang), spool_dir=tmp_path)
+    _fill(probe, range(3))
+    assert eventually(lambda: probe.stats().captured.batches == 3)
+    probe.close(timeout=0.5)
+    stats = probe.stats()
+    release.set()
+
+    assert stats.spooled.batches == 3
+    assert stats.balanced
+    assert [read_trace(path).step for path in _files(tmp_path)] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("as_in_a_run")
+def test_what_cannot_be_encoded_does_not_block_the_spool(tmp_path: Path) -> None:
+    """A lone surrogate in an id: that batch is invalid, the next ones are kept."""
+    probe = Probe(f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path)
+    probe.rollout(logprobs=[[-1.0]], sample_ids=["\ud800"])
+    _fill(probe, range(2))
+    assert eventually(lambda: probe.stats().spooled.batches == 2)
+    probe.close()
+
+    assert probe.stats().dropped["invalid"].batches == 1
+    assert probe.stats().balanced
 
 
 def _spool(folder: Path, limit_bytes: int = 1 << 20) -> Spool:
