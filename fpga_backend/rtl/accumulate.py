@@ -132,4 +132,3 @@ class Accumulate(Elaboratable):
         with m.If(p.at(end, stage + 2)):
             m.d.sync += [first.eq(banks[0]), second.eq(banks[1])]
         m.d.sync += self.largest.eq(Mux(first > second, first, second))
-

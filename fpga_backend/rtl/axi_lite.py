@@ -9,7 +9,6 @@ from __future__ import annotations
 from amaranth.hdl import Array, Cat, Const, Elaboratable, Module, Mux, Signal, Value
 
 from twinscope_fpga.registers import (
-    CONTROL_BITS,
     ERROR_BITS,
     OFFSET,
     REGISTERS,
@@ -90,18 +89,17 @@ class AxiLite(Elaboratable):
         with m.If(countdown != 0):
             m.d.sync += countdown.eq(countdown - 1)
         control = Cat(self.enable, self.framed)
-        with m.If(strobe):
-            with m.Switch(address):
-                with m.Case(OFFSET["control"]):
-                    m.d.sync += control.eq(data[:2])
-                    with m.If(data[2]):
-                        m.d.sync += countdown.eq(RESET_CLOCKS - 1)
-                with m.Case(OFFSET["errors"]):
-                    m.d.sync += errors.eq((errors & ~data) | raised)
-                with m.Case(OFFSET["clamp"]):
-                    m.d.sync += self.clamp.eq(data[:31])
-                with m.Case(OFFSET["scratch"]):
-                    m.d.sync += scratch.eq(data)
+        with m.If(strobe), m.Switch(address):
+            with m.Case(OFFSET["control"]):
+                m.d.sync += control.eq(data[:2])
+                with m.If(data[2]):
+                    m.d.sync += countdown.eq(RESET_CLOCKS - 1)
+            with m.Case(OFFSET["errors"]):
+                m.d.sync += errors.eq((errors & ~data) | raised)
+            with m.Case(OFFSET["clamp"]):
+                m.d.sync += self.clamp.eq(data[:31])
+            with m.Case(OFFSET["scratch"]):
+                m.d.sync += scratch.eq(data)
         return {
             "control": control, "errors": errors, "clamp": self.clamp, "scratch": scratch,
             "status": Cat(self.idle, self.mode, self.resetting),

@@ -1,4 +1,4 @@
-"""The compute core: one pair of float32 words in, exact fixed-point k3, Δ² and |Δ| out, every clock.
+"""The compute core: every clock one pair of float32 words in, fixed-point k3, Δ² and |Δ| out.
 
     stage  0..13  classify; Δ = p - q in float32
           13..15  clamp; choose the argument (|Δ|, or |q| in KL mode)
@@ -126,9 +126,7 @@ class ComputeLane(Elaboratable):
         """(value, square, fixed) at stage 41."""
         argument = p.reg(
             14,
-            lambda at: Mux(
-                self.mode, at(weight), Mux(at(over), self.clamp, at(difference.size))
-            ),
+            lambda at: Mux(self.mode, at(weight), Mux(at(over), self.clamp, at(difference.size))),
             "argument",
         )
         large = p.reg(
@@ -155,9 +153,7 @@ class ComputeLane(Elaboratable):
         amount = p.reg(15, lambda at: (Const(132, 8) - at(argument)[23:])[:8], "amount")
         mantissa = p.reg(15, lambda at: _mantissa(at(argument)), "argument_mantissa")
         outside = p.reg(16, lambda at: at(amount)[6:].any(), "outside")
-        return shift_right(
-            p, 16, mantissa, amount, width=FIXED_BITS, name="fixed", clear=outside
-        )
+        return shift_right(p, 16, mantissa, amount, width=FIXED_BITS, name="fixed", clear=outside)
 
     def _interpolate(
         self, m: Module, p: Pipe, fixed: Staged, large: Staged, turned: Staged
@@ -208,12 +204,8 @@ class ComputeLane(Elaboratable):
         product = second.result(p, 25, "product")
         square = first.result(p, 15, "square")
         m.d.comb += [
-            first.x.eq(
-                Mux(self.mode, p.at(product, 30)[4:], Cat(Const(0, 8), p.at(mantissa, 15)))
-            ),
-            first.y.eq(
-                Cat(Const(0, 4), Mux(self.mode, p.at(mantissa, 30), p.at(mantissa, 15)))
-            ),
+            first.x.eq(Mux(self.mode, p.at(product, 30)[4:], Cat(Const(0, 8), p.at(mantissa, 15)))),
+            first.y.eq(Cat(Const(0, 4), Mux(self.mode, p.at(mantissa, 30), p.at(mantissa, 15)))),
         ]
         chosen = p.reg(
             22,
@@ -314,9 +306,7 @@ def _word_class(word: Value) -> Value:
     """(nonfinite, sentinel, positive, zero) of one float32 word."""
     exponent, low = word[23:31], word[:31]
     at_least_1000 = (exponent > 136) | ((exponent == 136) & (low[:23] >= SENTINEL_BITS & 0x7FFFFF))
-    return Cat(
-        exponent.all(), word[31] & at_least_1000, ~word[31] & low.any(), ~low.any()
-    )
+    return Cat(exponent.all(), word[31] & at_least_1000, ~word[31] & low.any(), ~low.any())
 
 
 def _mantissa(size: Value) -> Value:

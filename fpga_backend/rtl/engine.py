@@ -1,9 +1,9 @@
-"""The whole engine: stream input -> mask filter -> queue and gate -> lanes -> accumulate -> records.
+"""The whole engine: input, mask filter, queue and gate, lanes, accumulators, records.
 
-    s_axis ──> StreamInput ──> MaskFilter ──> BeatQueue ══> ComputeLane × L ══> Accumulate ──> RecordOutput ──> m_axis
-                   ^               (FSM)       (gate) ^            ║ (TableRom per two)            │
-                   └── room ───────────────────┘      └─ credits ──╫───────────────────────────────┘
-    s_axil ──> AxiLite (settings, counters, errors)                ╚══> TokenOutput ──> m_axis_token
+s_axis -> StreamInput -> MaskFilter -> BeatQueue => ComputeLane x L => Accumulate -> RecordOutput
+              ^            (FSM)        (gate) ^    (TableRom per two)  ||            | -> m_axis
+              '---- room -----------------'    '----- credits --------------------------'
+s_axil -> AxiLite: settings, counters, errors          TokenOutput <====' -> m_axis_token
 """
 
 from __future__ import annotations

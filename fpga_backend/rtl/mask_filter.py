@@ -5,8 +5,9 @@
     BODY   --TLAST missing where the header's length ends (framed)--> SKIP until TLAST
     BODY   --TLAST too early--> the chunk ends there, its record says length_error
 
-Lanes beyond the length, and lanes without TKEEP, are padding: not tokens at all. A token is masked
-by TUSER (framed) or by an in-band all-ones word. Neither costs a clock: the slot goes through empty.
+Lanes beyond the length, and lanes without TKEEP, are padding: not tokens at all. A token is
+masked by TUSER (framed) or by an in-band all-ones word. Neither costs a clock: the slot goes
+through empty.
 """
 
 from __future__ import annotations
@@ -99,7 +100,10 @@ class MaskFilter(Elaboratable):
                 m.next = "SKIP"
         with m.Else():
             for name, field in names.items():
-                m.d.sync += [held[name].eq(fields[field]), getattr(self.out, name).eq(fields[field])]
+                m.d.sync += [
+                    held[name].eq(fields[field]),
+                    getattr(self.out, name).eq(fields[field]),
+                ]
             m.d.sync += [
                 self.out.valid.eq(1),
                 self.out.header.eq(1),
@@ -140,6 +144,6 @@ class MaskFilter(Elaboratable):
         if self.lanes == 1:
             return Const(1, 1)
         whole = (1 << self.lanes) - 1
-        return Array(
-            Const((1 << k) - 1 if k else whole, self.lanes) for k in range(self.lanes)
-        )[rest]
+        return Array(Const((1 << k) - 1 if k else whole, self.lanes) for k in range(self.lanes))[
+            rest
+        ]

@@ -46,7 +46,11 @@ class Pipe:
         return Staged(signal, stage)
 
     def reg(
-        self, stage: int, rule: Callable[[Reader], ValueLike], name: str, clear: Staged | None = None
+        self,
+        stage: int,
+        rule: Callable[[Reader], ValueLike],
+        name: str,
+        clear: Staged | None = None,
     ) -> Staged:
         """Register rule(operands at `stage`); zero when `clear` is 1 at that stage."""
         value = Value.cast(rule(lambda staged: self.at(staged, stage)))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from amaranth.hdl import Array, Cat, Const, Elaboratable, Module, Signal, Value
 from amaranth.lib.fifo import SyncFIFOBuffered
 
+from rtl.credits import Credits
 from twinscope_fpga.formats import (
     COUNTS,
     CRC_POLYNOMIAL,
@@ -72,7 +73,7 @@ class RecordOutput(Elaboratable):
         self.tag = Signal(24)
         self.status = Signal(4)
         self.take = Signal()  # a record will come
-        self.credit = Signal(init=1)
+        self.credit = Signal()
         self.tdata = Signal(RECORD_BEAT_BITS)
         self.tlast = Signal()
         self.tvalid = Signal()
@@ -95,8 +96,8 @@ class RecordOutput(Elaboratable):
             gone.eq(self.tvalid & self.tready & self.tlast),
         ]
         m.d.sync += self.overflow.eq(push & ~fifo.w_rdy)
-        left = Signal(range(self.credits + 1), init=self.credits)
-        m.d.sync += [left.eq(left + gone - self.take), self.credit.eq(left > 2)]
+        m.submodules.left = left = Credits(self.credits)
+        m.d.comb += [left.take.eq(self.take), left.gone.eq(gone), self.credit.eq(left.credit)]
         return m
 
     def _serialise(self, m: Module) -> tuple[Signal, Signal, Signal]:

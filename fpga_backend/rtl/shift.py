@@ -32,9 +32,7 @@ def shift_right(
     stage gives zero.
     """
     narrow = min(width, len(value.signal) + 3)
-    fine = p.reg(
-        stage, lambda at: step_right(at(value), at(amount)[:2], 1, narrow), f"{name}_fine"
-    )
+    fine = p.reg(stage, lambda at: step_right(at(value), at(amount)[:2], 1, narrow), f"{name}_fine")
     middle = min(width, narrow + 12)
     mid = p.reg(
         stage + 1, lambda at: step_right(at(fine), at(amount)[2:4], 4, middle), f"{name}_mid"

@@ -12,6 +12,7 @@ from amaranth.hdl import Cat, Elaboratable, Module, Signal, Value
 from amaranth.lib.fifo import SyncFIFO
 
 from rtl.compute_core import FLAG_NAMES
+from rtl.credits import Credits
 from twinscope_fpga.formats import TOKEN_BYTES, TOKEN_FLAGS, VALUE_BITS
 
 TOKEN_BITS = 8 * TOKEN_BYTES
@@ -29,7 +30,7 @@ class TokenOutput(Elaboratable):
         self.push = Signal()
         self.last = Signal()
         self.take = Signal()
-        self.credit = Signal(init=1)
+        self.credit = Signal()
         self.tdata = Signal(TOKEN_BITS * lanes)
         self.tlast = Signal()
         self.tvalid = Signal()
@@ -53,9 +54,12 @@ class TokenOutput(Elaboratable):
             self.tvalid.eq(fifo.r_rdy),
             fifo.r_en.eq(self.tready),
         ]
-        left = Signal(range(self.depth + 1), init=self.depth)
-        gone = self.tvalid & self.tready
-        m.d.sync += [left.eq(left + gone - self.take), self.credit.eq(left > 2)]
+        m.submodules.left = left = Credits(self.depth)
+        m.d.comb += [
+            left.take.eq(self.take),
+            left.gone.eq(self.tvalid & self.tready),
+            self.credit.eq(left.credit),
+        ]
         return m
 
     def _word(self, lane: int) -> Value:

@@ -35,9 +35,7 @@ class Harness(Elaboratable):
         folded = captured
         while len(folded) > 1:
             step = Signal(-(-len(folded) // 4))
-            m.d.sync += step.eq(
-                Cat(*(folded[i : i + 4].xor() for i in range(0, len(folded), 4)))
-            )
+            m.d.sync += step.eq(Cat(*(folded[i : i + 4].xor() for i in range(0, len(folded), 4))))
             folded = step
         m.d.comb += self.serial_out.eq(folded)
         return m

