@@ -52,7 +52,7 @@ def make_block(
 
 
 def random_block(seed: int, lengths: Sequence[int], *, sides: bool = False) -> PairBlock:
-    """A healthy-looking block of the given lengths; `sides`: with every kind of side information."""
+    """A healthy-looking block of the given lengths; `sides`: with all side information."""
     rng = np.random.default_rng(seed)
     n, s = sum(lengths), len(lengths)
     q = -rng.exponential(1.0, n)
@@ -62,7 +62,7 @@ def random_block(seed: int, lengths: Sequence[int], *, sides: bool = False) -> P
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         "rollout_logprobs": q.astype(np.float32),
         "train_logprobs": p.astype(np.float32),
-        "sample_keys": np.array([key_of(f"{seed} {i}") for i in range(s)]).reshape(s, 16),
+        "sample_keys": np.array([key_of(f"{seed} {i}") for i in range(s)], np.uint8).reshape(s, 16),
         "mask": (rng.random(n) < 0.85).astype(np.uint8),
     }
     if sides:

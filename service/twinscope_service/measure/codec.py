@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twinscope.errors import WireError
 from twinscope_service.measure.container import pack, unpack
-from twinscope_service.measure.merge import empty_rows, sort_rows
+from twinscope_service.measure.merge import sort_rows
 from twinscope_service.measure.records import (
     ATTRIBUTES,
     BOUND_TEMPERATURES,
@@ -218,10 +218,8 @@ class _Reader:
     def rows(self, samples: int) -> SampleRows:
         """The rows; none at all where the writer gave them up."""
         keys = self.arrays.get("rows.keys")
-        count = 0 if keys is None else len(keys)
-        if count == 0:
-            return empty_rows()
-        if count != samples:
+        count = 0 if keys is None or not keys.ndim else len(keys)
+        if count not in (0, samples):
             raise WireError("rows.keys", count, f"send {samples} rows, or none")
         known = self.counts("rows.known", None, (count,))
         max_abs = self.array("rows.max_abs", np.float64, (count,))

@@ -185,15 +185,21 @@ def _tensors(samples: tuple[KeptSample, ...]) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {"offsets": _offsets(lengths)}
     for name in TOKEN_ARRAYS:
         if all(name in s.arrays for s in samples):
-            tensors[name] = np.concatenate([s.arrays[name] for s in samples])
+            _put(tensors, name, np.concatenate([s.arrays[name] for s in samples]))
     for name in SAMPLE_ARRAYS:
         if all(name in s.values for s in samples):
-            tensors[name] = np.array([s.values[name] for s in samples])
+            _put(tensors, name, np.array([s.values[name] for s in samples]))
     prompts = [s.prompt for s in samples if s.prompt is not None]
     if len(prompts) == len(samples):
         tensors["prompt_ids"] = np.concatenate(prompts)
         tensors["prompt_offsets"] = _offsets([len(prompt) for prompt in prompts])
     return tensors
+
+
+def _put(tensors: dict[str, NDArray[Any]], name: str, array: NDArray[Any]) -> None:
+    """Add a tensor, unless a negative integer says that some of it is unknown."""
+    if array.dtype.kind == "f" or array.min(initial=0) >= 0:
+        tensors[name] = array
 
 
 def _offsets(lengths: Iterable[int]) -> NDArray[np.int64]:

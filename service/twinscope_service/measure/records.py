@@ -270,7 +270,7 @@ LAG_COLUMNS: tuple[str, ...] = ("n", "abs", "k3", "q", "p", "qq", "pp", "qp")
 
 # ---- histogram of |Δ|: 64 linear sub-buckets per octave of the float32 bits, two rows by sign of Δ.
 # bucket = (float32 bits of |Δ| >> 17) - HIST_BASE, clipped to [0, HIST_BUCKETS); mid-bucket error < 0.8 %.
-HIST_OCTAVE_LOW, HIST_OCTAVE_HIGH = -40, 7
+HIST_OCTAVE_LOW, HIST_OCTAVE_HIGH = -40, 10  # up to 1024 nats: no |Δ| of possible values is larger
 HIST_BUCKETS = (HIST_OCTAVE_HIGH - HIST_OCTAVE_LOW) * 64
 HIST_BASE = (127 + HIST_OCTAVE_LOW) * 64
 
