@@ -180,6 +180,27 @@ def by_padding(*, clean_first: bool) -> Change:
 # ---- sampling
 
 
+def other_temperature(temperature: float) -> Change:
+    """q at another temperature than the tokens were drawn at.
+
+    The rest of the distribution is taken to be flat over as many tokens as the entropy needs (50
+    where it is unknown): ln Σ π^β of the true law is not in a pair.
+    """
+
+    def change(draft: Draft) -> None:
+        q = draft.q.astype(np.float64)
+        mass = np.maximum(-np.expm1(q), 1e-9)
+        rest = np.full(len(q), np.log(50.0))
+        if "entropy" in draft.arrays:  # H = -π ln π - (1 - π)(ln(1 - π) - ln K)
+            own = -np.exp(q) * q - mass * np.log(mass)
+            rest = np.clip((draft.arrays["entropy"] - own) / mass, 0.0, 10.0)
+        beta = 1.0 / temperature
+        total = np.logaddexp(beta * q, beta * np.log(mass) + (1.0 - beta) * rest)
+        draft.arrays["rollout_logprobs"] = np.minimum(beta * q - total, 0.0)
+
+    return change
+
+
 def log_probs_over(temperature: float) -> Change:
     """q divided by a temperature after the log-softmax."""
 
@@ -359,6 +380,12 @@ FAULTS: dict[str, Fault] = {
         "position_offset",
         "noise with left padding behind the first token",
         by_padding(clean_first=True),
+        exact=False,
+    ),
+    "temperature_not_restored": Fault(
+        "temperature_not_restored",
+        "q at temperature 1.4 of what was sampled",
+        other_temperature(1.4),
         exact=False,
     ),
     "temperature_on_logprobs": Fault(
