@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -139,17 +140,15 @@ def test_damaged_bodies_never_do_more_than_raise_a_wire_error() -> None:
     body = encode_summary(measured(random_block(0, [3, 4], sides=True)))
     rng = random.Random(0)
     head = 8 + int.from_bytes(body[:8], "little")
-    for cut in [*range(0, 64), *(rng.randrange(len(body)) for _ in range(60))]:
+    for cut in [*range(64), *(rng.randrange(len(body)) for _ in range(60))]:
         with pytest.raises(WireError):
             decode_summary(body[:cut])
     for _ in range(1500):
         damaged = bytearray(body)
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(head)] = rng.randrange(256)
-        try:
+        with contextlib.suppress(WireError):
             decode_summary(bytes(damaged))
-        except WireError as error:
-            assert str(error)
 
 
 def test_json_that_repeats_a_key_is_refused() -> None:
