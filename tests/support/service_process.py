@@ -56,13 +56,14 @@ def free_port() -> int:
 
 @contextmanager
 def running_service(
-    folder: Path, *, settings: Mapping[str, str] | None = None
+    folder: Path, *, settings: Mapping[str, str] | None = None, port: int | None = None
 ) -> Iterator[ServiceProcess]:
     """Start `python -m twinscope_service serve` with its data in `folder`; stop it at the end.
 
-    `settings`: extra environment, e.g. {"TWINSCOPE_ENGINE": "reference"}.
+    `settings`: extra environment, e.g. {"TWINSCOPE_ENGINE": "reference"}. `port`: None takes a
+    free one; the same folder and port again are the same service, restarted.
     """
-    port, log = free_port(), folder / "service.log"
+    port, log = port or free_port(), folder / "service.log"
     command = [service_python(), "-m", "twinscope_service", "serve"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--data-dir", str(folder / "data")]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TWINSCOPE_")}
