@@ -16,7 +16,8 @@ from twinscope.wire.limits import Limits
 from twinscope_service.errors import StoreError
 from twinscope_service.store.inbox import Inbox
 
-OPEN_AT_A_TIME = 256  # each open body holds a file descriptor and its parsed header
+OPEN_AT_A_TIME = 256  # bodies kept open; a large one holds a file descriptor
+OPEN_BYTES = 128 << 20  # of all that are kept open: touched pages of a mapped file count as memory
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,9 @@ class Bodies:
     def __init__(self, inbox: Inbox, *, limits: Limits) -> None:
         self._inbox, self._limits = inbox, limits
         self._files: dict[int, str] = {}
+        self._present: dict[int, Batch] = {}  # in the memory of a request
         self._open: OrderedDict[int, Batch] = OrderedDict()
+        self._open_bytes = 0
         self.bytes = 0  # of accepted bodies on disk
         self._sizes: dict[int, int] = {}
 
@@ -76,22 +79,32 @@ class Bodies:
         self._files[seq], self._sizes[seq] = kept.file, kept.bytes
         self.bytes += kept.bytes
         if batch is not None:
-            self._open[seq] = batch
+            self._present[seq] = batch
 
     def release(self, seq: int) -> None:
         """Let go of the arrays in memory; from now on they are read from disk."""
-        self._open.pop(seq, None)
+        self._present.pop(seq, None)
 
     def load(self, seq: int) -> Batch:
         """The arrays of an accepted batch, as views of the file. Raises StoreError."""
+        if seq in self._present:
+            return self._present[seq]
         if seq in self._open:
             self._open.move_to_end(seq)
             return self._open[seq]
         batch = self._decode(seq)
         self._open[seq] = batch
-        while len(self._open) > OPEN_AT_A_TIME:
-            self._open.popitem(last=False)
+        self._open_bytes += self._sizes[seq]
+        while len(self._open) > 1 and self._too_much_open():
+            self._shut(next(iter(self._open)))
         return batch
+
+    def _too_much_open(self) -> bool:
+        return len(self._open) > OPEN_AT_A_TIME or self._open_bytes > OPEN_BYTES
+
+    def _shut(self, seq: int) -> None:
+        if self._open.pop(seq, None) is not None:
+            self._open_bytes -= self._sizes[seq]
 
     def raw(self, seq: int) -> memoryview:
         """The bytes of an accepted body. Raises StoreError."""
@@ -104,19 +117,21 @@ class Bodies:
         """Remove bodies that no open step needs."""
         gone = set(files)
         for seq in [seq for seq, file in self._files.items() if file in gone]:
-            self._open.pop(seq, None)
+            self._shut(seq)
             self.bytes -= self._sizes.pop(seq)
             self._inbox.remove(self._files.pop(seq))
 
     def put_aside(self, seq: int) -> None:
         """A body that cannot be read: out of the way, for a person to look at."""
-        self._open.pop(seq, None)
-        self.bytes -= self._sizes.pop(seq, 0)
+        self._shut(seq)
+        self.bytes -= self._sizes.pop(seq)
         self._inbox.quarantine(self._files.pop(seq))
 
     def close(self) -> None:
         """Let go of the open files."""
+        self._present.clear()
         self._open.clear()
+        self._open_bytes = 0
 
     def quarantined(self) -> int:
         """Bodies that were put aside, ever."""
