@@ -73,9 +73,9 @@ class Draft:
         """[S] to [N]."""
         return np.repeat(per_sample, np.diff(self.offsets))
 
-    def some_samples(self, share: float) -> NDArray[np.int64]:
-        """A random choice of samples, at least one."""
-        count = max(1, round(share * self.samples))
+    def some_samples(self, share: float, *, least: int = 1) -> NDArray[np.int64]:
+        """A random choice of samples, `least` of them at least (or all there are)."""
+        count = min(max(least, round(share * self.samples)), self.samples)
         return np.sort(self.random.choice(self.samples, count, replace=False))
 
     def disturb_train(self, scale: NDArray[Any] | float, *, repeatable: bool = True) -> None:

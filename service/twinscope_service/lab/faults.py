@@ -117,7 +117,7 @@ def permute(share: float) -> Change:
     """p of one sample is given to another (cut or repeated to its length)."""
 
     def change(draft: Draft) -> None:
-        chosen = draft.some_samples(share)
+        chosen = draft.some_samples(share, least=2)
         pieces = [draft.p[tokens].copy() for tokens in draft.slices()]
         spans = list(draft.slices())
         for to, source in zip(chosen, np.roll(chosen, 1), strict=True):
