@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinscope import Probe
+from twinscope import ConfigError, Probe
+from twinscope.fields import SampleFields
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import read_trace
 from twinscope.wire.schema import TENSOR_BY_NAME
@@ -65,24 +66,22 @@ def steps(
 
 def send(probe: Probe, batch: Batch) -> None:
     """Send a paired batch as its two sides, as engine and trainer would, and close the step."""
-    shared = {
-        "sample_ids": batch.sample_ids,
-        "offsets": batch.offsets,
-        "token_ids": batch.tensors.get("token_ids"),
-        "prompt_ids": batch.tensors.get("prompt_ids"),
-        "prompt_offsets": batch.tensors.get("prompt_offsets"),
-    }
-    probe.rollout(
-        logprobs=batch.tensors["rollout_logprobs"],
-        sampling=batch.sampling,
-        fingerprint=batch.rollout,
-        **shared,
+    if batch.step is None or batch.sample_ids is None:
+        raise ConfigError(f"run {batch.run}: a replay needs a step and sample ids")
+    shared = SampleFields(
+        sample_ids=batch.sample_ids,
+        offsets=batch.offsets.tolist(),
+        token_ids=batch.tensors["token_ids"],
+        prompt_ids=batch.tensors["prompt_ids"],
+        prompt_offsets=batch.tensors["prompt_offsets"].tolist(),
     )
+    shared["sampling"] = dict(batch.sampling or {})
+    engine, trainer = dict(batch.rollout or {}), dict(batch.train or {})
+    probe.rollout(logprobs=batch.tensors["rollout_logprobs"], fingerprint=engine, **shared)
     probe.train(
         step=batch.step,
         logprobs=batch.tensors["train_logprobs"],
-        entropy=batch.tensors.get("entropy"),
-        fingerprint=batch.train,
+        fingerprint=trainer,
         **shared,
     )
     probe.close_step(batch.step)

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 
 from twinscope.errors import TwinScopeError
 
-COMMANDS = ("serve", "analyze", "demo", "bench")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run one command, turn a TwinScopeError into one readable line on stderr."""

@@ -17,6 +17,6 @@ def add(commands: Any) -> None:
 
 
 def _measure(args: argparse.Namespace) -> int:
-    from twinscope_service.bench import measure
+    from twinscope_service.bench.measure import run
 
-    return measure.run(tokens=args.tokens, rounds=args.rounds)
+    return run(tokens=args.tokens, rounds=args.rounds)
