@@ -149,8 +149,8 @@ class Device:
             raise ConfigError(f"offsets: {len(offsets) - 1} sequences; at most {MAX_SEQUENCES}")
         self.set_clamp(clamp)
         chunks = list(_cut(offsets, mode, longest_chunk))
-        parts = [self._exchange(rollout, train, batch, mask) for batch in self._batches(chunks)]
-        return _merge(parts, len(offsets) - 1)
+        parts = [self.send_chunks(rollout, train, batch, mask) for batch in self._batches(chunks)]
+        return merge_records(parts, len(offsets) - 1)
 
     def batch_total(
         self, rollout: U32, train: U32, offsets: I64, *, mask: U8 | None = None
@@ -162,7 +162,7 @@ class Device:
             for chunk in _cut(offsets, golden.ESTIMATORS, MAX_LENGTH)
         ]
         chunks.append(Chunk(tag=0, start=0, length=0))
-        return self._exchange(rollout, train, chunks, mask, check_counts=False)
+        return self.send_chunks(rollout, train, chunks, mask, check_counts=False)
 
     def tokens(
         self, rollout: U32, train: U32, *, mask: U8 | None = None, clamp: float = MAX_CLAMP
@@ -190,7 +190,7 @@ class Device:
         if batch:
             yield batch
 
-    def _exchange(
+    def send_chunks(
         self,
         rollout: U32,
         train: U32,
@@ -199,6 +199,7 @@ class Device:
         *,
         check_counts: bool = True,
     ) -> Records:
+        """One exchange: the records of `chunks` in order, checked. Chunks may interleave tags."""
         data = pack_chunks(rollout, train, chunks, lanes=self.info.lanes, mask=mask)
         answered = [chunk for chunk in chunks if not chunk.hold]
         reply = self._transport.exchange(
@@ -253,7 +254,7 @@ def _cut(offsets: I64, mode: int, longest: int) -> Iterator[Chunk]:
                 break
 
 
-def _merge(parts: Sequence[Records], sequences: int) -> Records:
+def merge_records(parts: Sequence[Records], sequences: int) -> Records:
     """Add up the records of each tag: integers, so pieces and order leave no trace."""
     tag = np.concatenate([np.zeros(0, dtype=np.int64), *(part.tag for part in parts)])
     sums = np.zeros((sequences, 11), dtype=np.int64)
