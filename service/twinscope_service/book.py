@@ -88,8 +88,8 @@ class Book:
     def waiting(self) -> tuple[int, int]:
         """Samples and tokens that wait, all runs together."""
         return (
-            sum(state.join.waiting_samples for state in self._runs.values()),
-            sum(state.join.waiting_tokens for state in self._runs.values()),
+            sum(state.join.waiting_samples for state in self),
+            sum(state.join.waiting_tokens for state in self),
         )
 
     def _loaded(self, run: str) -> RunState:

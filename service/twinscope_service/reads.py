@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from twinscope_service.book import Book
 from twinscope_service.clock import Clock
@@ -17,14 +19,19 @@ from twinscope_service.stepview import view_step, with_scalars
 from twinscope_service.store.base import ClosedStep, Store
 from twinscope_service.store.summaries import unpack
 from twinscope_service.tallies import Tallies
-from twinscope_service.views import AlertView, GateView, Health, RunView, StepView
+from twinscope_service.views import AlertView, GateView, Health, RunView, StepView, TimelineRow
 
 ALERTS = 1000
 MASK_LOW, MASK_HIGH = 0.5, 5.0  # the two-sided token mask that frameworks use by default
 
 
 class Reads:
-    """The reading half of the pipeline. Thread-safe."""
+    """The reading half of the pipeline. Thread-safe.
+
+    Only open steps are read under the pipeline's lock, which a measurement may hold for long.
+    Everything else comes from the store, or from values that are replaced, never changed in place,
+    so that scrapes and pages do not wait.
+    """
 
     def __init__(self, settings: Settings, data: DataDir, *, stages: Stages, clock: Clock) -> None:
         self._settings, self._data = settings, data
@@ -39,16 +46,14 @@ class Reads:
 
     def runs(self) -> list[RunView]:
         """All runs that are known, by name."""
-        with self._lock:
-            return [self._run_view(run, *seen) for run, seen in self._store.runs().items()]
+        return [self._run_view(run, *seen) for run, seen in self._store.runs().items()]
 
     def run(self, run: str) -> RunView:
         """One run. Raises UnknownRun."""
-        with self._lock:
-            seen = self._store.run(run)
-            if seen is None:
-                raise UnknownRun(run)
-            return self._run_view(run, *seen)
+        seen = self._store.run(run)
+        if seen is None:
+            raise UnknownRun(run)
+        return self._run_view(run, *seen)
 
     def steps(self, run: str, *, after: int | None = None, limit: int = 100) -> list[StepView]:
         """Closed and open steps in ascending order, at most `limit`, those beyond `after`."""
@@ -63,11 +68,23 @@ class Reads:
     def step(self, run: str, step: int) -> StepView:
         """One step. Raises UnknownRun, UnknownStep."""
         self._require(run)
-        with self._lock:
-            view = self._open_view(run, step) or self._store.step(run, step)
+        view = self._store.step(run, step)
+        if view is None:
+            with self._lock:  # it may have closed meanwhile
+                view = self._open_view(run, step) or self._store.step(run, step)
         if view is None:
             raise UnknownStep(run, step)
         return with_scalars(view, view.scalars)
+
+    def timeline(self, run: str, *, metrics: Sequence[str], limit: int) -> list[TimelineRow]:
+        """The latest closed steps, ascending, reduced to what a plot of the run needs."""
+        self._require(run)
+        return self._store.timeline(run, metrics=metrics, limit=limit)
+
+    def events(self, run: str, *, limit: int) -> list[tuple[int | None, str, dict[str, Any]]]:
+        """The latest events (step, kind, fields), oldest first."""
+        self._require(run)
+        return self._store.events(run, limit=limit)
 
     def evidence(self, run: str, step: int) -> bytes | None:
         """A trace body (safetensors, side `paired`) of the worst and some random samples."""
@@ -99,25 +116,24 @@ class Reads:
 
     def health(self) -> Health:
         """The service's own state."""
-        with self._lock:
-            samples, tokens = self._book.waiting()
-            return Health(
-                ready=self._ready,
-                waiting_samples=samples,
-                max_pending_samples=self._settings.max_pending_samples,
-                waiting_tokens=tokens,
-                max_pending_tokens=self._settings.max_pending_tokens,
-                inbox_bytes=self._bodies.bytes,
-                database_bytes=self._store.bytes(),
-                runs=len(self._book),
-                max_runs=self._settings.max_runs,
-                open_steps=sum(len(state.steps) for state in self._book),
-                evicted=dict(self._tallies.evicted),
-                counts=dict(self._tallies.counts),
-                stage_seconds=dict(self._meter.seconds),
-                quarantined=self._bodies.quarantined(),
-                errors=dict(self._meter.crashes),
-            )
+        samples, tokens = self._book.waiting()
+        return Health(
+            ready=self._ready,
+            waiting_samples=samples,
+            max_pending_samples=self._settings.max_pending_samples,
+            waiting_tokens=tokens,
+            max_pending_tokens=self._settings.max_pending_tokens,
+            inbox_bytes=self._bodies.bytes,
+            database_bytes=self._store.bytes(),
+            runs=len(self._book),
+            max_runs=self._settings.max_runs,
+            open_steps=sum(len(state.steps) for state in self._book),
+            evicted=dict(self._tallies.evicted),
+            counts=dict(self._tallies.counts),
+            stage_seconds=dict(self._meter.seconds),
+            quarantined=self._bodies.quarantined(),
+            errors=dict(self._meter.crashes),
+        )
 
     def _require(self, run: str) -> None:
         if self._store.run(run) is None:

@@ -113,6 +113,19 @@ class StepView:
 
 
 @dataclass(frozen=True)
+class TimelineRow:
+    """One closed step, reduced to what a plot of the whole run needs."""
+
+    step: int
+    verdict: Verdict
+    closed_at: float  # seconds since the epoch
+    counted: int  # tokens
+    cause: str | None  # the likeliest; None: no diagnosis
+    metrics: Metrics  # those that were asked for
+    scalars: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class RunView:
     """One run. `last` is its last closed step, None before the first one."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from twinscope_service.join.records import Settled
-from twinscope_service.views import AlertView, Receipt, StepView
+from twinscope_service.views import AlertView, Receipt, StepView, TimelineRow
 
 BlobKind = Literal["summary", "rows", "evidence", "memory"]
 BatchKind = Literal["batch", "summary"]
@@ -135,6 +135,10 @@ class Store(Protocol):
 
     def last_steps(self, run: str, *, limit: int) -> list[StepView]:
         """The latest `limit` closed steps, ascending."""
+        ...
+
+    def timeline(self, run: str, *, metrics: Sequence[str], limit: int) -> list[TimelineRow]:
+        """The latest `limit` closed steps, ascending, reduced to `metrics` and scalars."""
         ...
 
     def blob(self, run: str, step: int, kind: BlobKind) -> bytes | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from twinscope_service.join.records import Settled
 from twinscope_service.store.base import StoredBatch
-from twinscope_service.views import AlertView, Receipt, StepView
+from twinscope_service.views import AlertView, Receipt, StepView, TimelineRow
 
 UNSETTLED = 255
 
@@ -75,6 +75,22 @@ def closed_view(row: sqlite3.Row, scalars: Mapping[str, float]) -> StepView:
         scalars=scalars,
         late=view.late + row["late"],
         duplicates=view.duplicates + row["duplicates"],
+    )
+
+
+def timeline_row(
+    row: sqlite3.Row, metrics: Sequence[str], scalars: Mapping[str, float]
+) -> TimelineRow:
+    """One row of a timeline query. `picked`: [step, the metrics in order] as JSON."""
+    picked = json.loads(row["picked"]) if metrics else [None]
+    return TimelineRow(
+        step=row["step"],
+        verdict=row["verdict"],
+        closed_at=row["closed_at"],
+        counted=row["counted"] or 0,
+        cause=row["cause"],
+        metrics=dict(zip(metrics, picked[1:], strict=True)),
+        scalars=scalars,
     )
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from twinscope_service.store.rows import (
     closed_view,
     pack_settled,
     stored_batch,
+    timeline_row,
     upsert_alert,
 )
-from twinscope_service.views import AlertView, StepView
+from twinscope_service.views import AlertView, StepView, TimelineRow
 
 FILE = "twinscope.sqlite"
 BUSY_MS = 10_000
@@ -192,6 +193,22 @@ class SqliteStore:
         query = "SELECT * FROM steps WHERE run = ? ORDER BY step DESC LIMIT ?"
         rows = reversed(self._read(query, run, limit))
         return [closed_view(row, self.scalars(run, row["step"])) for row in rows]
+
+    def timeline(self, run: str, *, metrics: Sequence[str], limit: int) -> list[TimelineRow]:
+        """Closed steps as columns are drawn from them; the database reads the JSON, not Python."""
+        paths = [f'$.metrics."{name}"' for name in metrics]
+        query = (
+            "SELECT step, verdict, closed_at, json_extract(view, '$.coverage.counted') AS counted, "
+            "json_extract(view, '$.diagnosis[0].cause') AS cause, "
+            f"json_extract(view, '$.step'{', ?' * len(paths)}) AS picked "
+            "FROM steps WHERE run = ? ORDER BY step DESC LIMIT ?"
+        )
+        rows = self._read(query, *paths, run, limit)[::-1]
+        query = "SELECT step, name, value FROM scalars WHERE run = ? AND step >= ?"
+        scalars: dict[int, dict[str, float]] = {}
+        for found in self._read(query, run, rows[0]["step"]) if rows else ():
+            scalars.setdefault(found["step"], {})[found["name"]] = found["value"]
+        return [timeline_row(row, metrics, scalars.get(row["step"], {})) for row in rows]
 
     def blob(self, run: str, step: int, kind: BlobKind) -> bytes | None:
         """A blob of a closed step."""
