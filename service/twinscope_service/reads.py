@@ -68,10 +68,12 @@ class Reads:
     def step(self, run: str, step: int) -> StepView:
         """One step. Raises UnknownRun, UnknownStep."""
         self._require(run)
-        view = self._store.step(run, step)
-        if view is None:
+        state = self._book.find(run)
+        if self._unsaved or (state is not None and step in state.steps):
             with self._lock:  # it may have closed meanwhile
                 view = self._open_view(run, step) or self._store.step(run, step)
+        else:
+            view = self._store.step(run, step)
         if view is None:
             raise UnknownStep(run, step)
         return with_scalars(view, view.scalars)

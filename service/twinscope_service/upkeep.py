@@ -16,7 +16,7 @@ from twinscope_service.join.records import Outcome, Plan
 from twinscope_service.measure.records import Summary
 from twinscope_service.reads import Reads
 from twinscope_service.runstate import RunState
-from twinscope_service.store.base import Retention, StoredBatch
+from twinscope_service.store.base import RESTART, Retention, StoredBatch
 from twinscope_service.store.bodies import KeptBody
 from twinscope_service.store.summaries import unpack
 
@@ -57,10 +57,13 @@ class Upkeep(Reads):
             self._store.add_scalars(run, step, values, at=self._clock.time())
 
     def event(self, run: str, *, step: int | None, kind: str, fields: Mapping[str, Any]) -> None:
-        """Keep an event: evidence for later diagnoses."""
+        """Keep an event: evidence for later diagnoses. `restart` opens its step and later ones
+        again: the trainer went back to a checkpoint."""
         with self._lock:
-            self._book.wake(run)
+            state = self._book.wake(run)
             self._store.add_event(run, step=step, kind=kind, fields=fields, at=self._clock.time())
+            if kind == RESTART and step is not None:
+                state.join.reopen(step)
 
     def replay(self) -> None:
         """Take in again what was accepted before a restart and belongs to no closed step."""
@@ -96,7 +99,9 @@ class Upkeep(Reads):
             return
         arriving = prepare(self._bodies.load(stored.seq), seq=stored.seq)
         skip = {index: Outcome(outcome) for index, outcome in stored.settled.items()}
-        self._admit(state, arriving, state.join.plan(arriving, skip=skip))
+        plan = state.join.plan(arriving, skip=skip)
+        state.join.recount(arriving.batch.step, skip.values())
+        self._admit(state, arriving, plan)
 
     def _wake_recent(self) -> None:
         """Runs that were active when the service stopped are shown again at once."""

@@ -382,3 +382,31 @@ def test_beyond_the_most_runs_the_quietest_goes_and_busy_ones_stay(
     assert [view.run for view in bench.pipeline.runs() if view.active] == ["a", "b"]
     with pytest.raises(Overloaded, match="2 runs"):
         bench.send(body_of(SAMPLES, "rollout", run="c"))
+
+
+def test_a_trainer_that_goes_back_trains_its_steps_again(bench: Bench) -> None:
+    """The event opens closed steps, also over a restart of the service; history stays till then."""
+    for step in (3, 4, 5):
+        bench.send(body_of(SAMPLES, "paired", step=step))
+        bench.pipeline.close_step("r", step)
+    again = [replace(s, p=s.p * np.float32(1.01)) for s in SAMPLES[:30]]
+    assert bench.send(body_of(again, "paired", step=4), batch_id="early").joined == 0
+    bench.clock.advance(1)
+    bench.pipeline.event("r", step=4, kind="restart", fields={})
+    bench.restart()
+    assert bench.pipeline.step("r", 4).samples == 40
+
+    assert bench.send(body_of(again, "paired", step=4)).joined == 30
+    assert bench.pipeline.step("r", 4).state == "open"
+    assert bench.pipeline.close_step("r", 4).samples == 30
+    assert bench.send(body_of(again, "paired", step=3)).joined == 0
+    assert bench.restart().step("r", 4).samples == 30
+    assert [view.samples for view in bench.pipeline.steps("r")] == [40, 30, 40]
+
+
+def test_repeats_in_an_open_step_are_counted_over_a_restart(bench: Bench) -> None:
+    """As far as the batch tells its step, and any of it was kept."""
+    bench.send(body_of(SAMPLES, "train", step=0))
+    more = [*SAMPLES[:5], *make_samples(77, 60)[40:]]
+    bench.send(body_of(more, "train", step=0))
+    assert bench.restart().step("r", 0).duplicates == 5

@@ -303,6 +303,18 @@ class Join:
         while len(self._memories) > self._remember_steps:
             self._memories.popitem(last=False)
 
+    def reopen(self, step: int) -> None:
+        """The trainer went back: this step and all later ones may come again, with new data."""
+        for number in [number for number in self.closed if number >= step]:
+            self.closed.discard(number)
+            self._memories.pop(number, None)
+
+    def recount(self, step: int | None, settled: Iterable[Outcome]) -> None:
+        """Count again, after a restart, what was repeated or late in a step that is still open."""
+        if step in self.steps:
+            repeated = (o for o in settled if o in (Outcome.DUPLICATE, Outcome.LATE))
+            self.steps[step].outcomes.update(repeated)
+
     def evict(self, *, before: float, over_tokens: int = 0) -> tuple[list[Settled], set[int], int]:
         """Give up samples that came before a time, or the oldest until `over_tokens` are freed.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from twinscope_service.join.records import Settled
 from twinscope_service.views import AlertView, Receipt, StepView, TimelineRow
 
+RESTART = "restart"  # kind of the event that opens its step and all later ones again
 BlobKind = Literal["summary", "rows", "evidence", "memory"]
 BatchKind = Literal["batch", "summary"]
 
@@ -118,7 +119,7 @@ class Store(Protocol):
         ...
 
     def closed_steps(self, run: str) -> list[int]:
-        """The numbers of all closed steps that are known, ascending."""
+        """The closed steps, ascending, without those that a `restart` event opened again."""
         ...
 
     def count_steps(self, run: str) -> int:

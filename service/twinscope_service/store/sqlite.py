@@ -15,6 +15,7 @@ from twinscope_service.errors import StoreError
 from twinscope_service.join.records import Settled
 from twinscope_service.store import retention
 from twinscope_service.store.base import (
+    RESTART,
     BlobKind,
     ClosedStep,
     NewBatch,
@@ -168,10 +169,13 @@ class SqliteStore:
         return files
 
     def closed_steps(self, run: str) -> list[int]:
-        """All closed steps, ascending."""
-        return [
-            row[0] for row in self._read("SELECT step FROM steps WHERE run = ? ORDER BY step", run)
-        ]
+        """All closed steps, ascending, but those that a restart of the trainer opened again."""
+        query = (
+            "SELECT step FROM steps AS s WHERE run = ? AND NOT EXISTS (SELECT 1 FROM events AS e "
+            "WHERE e.run = s.run AND e.kind = ? AND e.step <= s.step AND e.at >= s.closed_at) "
+            "ORDER BY step"
+        )
+        return [row["step"] for row in self._read(query, run, RESTART)]
 
     def count_steps(self, run: str) -> int:
         """How many closed steps are known."""
