@@ -13,7 +13,7 @@ from anyio import to_thread
 from fastapi import FastAPI
 
 from twinscope_service.config import Settings
-from twinscope_service.expose import reads, surface
+from twinscope_service.expose import page, reads, surface
 from twinscope_service.expose.metrics import build_registry
 from twinscope_service.memory import keep_freed_memory
 from twinscope_service.pipeline import Pipeline, open_pipeline
@@ -59,7 +59,7 @@ def build_app(settings: Settings) -> FastAPI:
     app.include_router(posts.router, tags=["data in"])
     app.include_router(reads.router, tags=["results"])
     app.include_router(surface.router, tags=["operation"])
-    surface.add_page(app)
+    page.add_page(app)
     app.add_middleware(Authenticate, token=settings.token, run_tokens=settings.run_tokens)
     app.add_middleware(CountTraffic, traffic=traffic)
     return app

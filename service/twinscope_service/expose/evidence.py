@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import decode
+from twinscope_service.measure.derive import policy_ref_by_length
 from twinscope_service.measure.records import (
+    COVERAGE,
+    HIST_BASE,
     LAG_COLUMNS,
     LAGS,
     PROFILE_COLUMNS,
@@ -15,7 +20,26 @@ from twinscope_service.measure.records import (
     WorstToken,
 )
 
-SAMPLE_TENSORS = ("token_ids", "rollout_logprobs", "train_logprobs", "ref_logprobs", "mask")
+TOKEN_TENSORS = (
+    "token_ids",
+    "rollout_logprobs",
+    "train_logprobs",
+    "ref_logprobs",
+    "mask",
+    "entropy",
+    "kept_mass",
+    "sampled_rank",
+)
+SAMPLE_TENSORS = (
+    "rollout_version",
+    "train_version",
+    "turn",
+    "pad_left",
+    "cached_tokens",
+    "advantage",
+    "reward",
+)
+HIST_PER_OCTAVE = 4  # buckets of |Δ| per factor of two, of the 64 that are counted
 
 
 def describe_evidence(summary: Summary | None, body: bytes | None) -> dict[str, Any]:
@@ -39,13 +63,20 @@ def _worst_token(token: WorstToken) -> dict[str, Any]:
 def _sample(batch: Batch, s: int) -> dict[str, Any]:
     """Sample `s` with its token arrays."""
     begin, end = (int(offset) for offset in batch.offsets[s : s + 2])
+    part = batch.part or {}
+    first = part.get("first_token", [])
     found: dict[str, Any] = {
         "sample_id": None if batch.sample_ids is None else batch.sample_ids[s],
         "tokens": end - begin,
+        "chosen": "worst" if s < part.get("worst", 0) else "chance",
+        "first_token": first[s] if s < len(first) else 0,
     }
-    for name in SAMPLE_TENSORS:
+    for name in TOKEN_TENSORS:
         if name in batch.tensors:
             found[name] = batch.tensors[name][begin:end].tolist()
+    for name in SAMPLE_TENSORS:
+        if name in batch.tensors:
+            found[name] = batch.tensors[name][s].item()
     if "prompt_ids" in batch.tensors:
         first, last = (int(offset) for offset in batch.tensors["prompt_offsets"][s : s + 2])
         found["prompt_ids"] = batch.tensors["prompt_ids"][first:last].tolist()
@@ -55,7 +86,7 @@ def _sample(batch: Batch, s: int) -> dict[str, Any]:
 
 
 def describe_profiles(summary: Summary) -> dict[str, Any]:
-    """Sums by position, length, probability, lag, version lag and group, with column names."""
+    """Sums by position, length, probability, lag and group, and the histogram of |Δ|, named."""
     return {
         "columns": list(PROFILE_COLUMNS),
         "profiles": {name: table.tolist() for name, table in summary.profiles.items()},
@@ -69,4 +100,24 @@ def describe_profiles(summary: Summary) -> dict[str, Any]:
             "lag": list(LAGS),
             "sums": summary.lags.tolist(),
         },
+        "histogram": _histogram(summary),
+        "policy_ref_by_length": [
+            {"length_below": 1 << bucket, "tokens": tokens, "k3_mean": k3}
+            for bucket, (tokens, k3) in policy_ref_by_length(summary.rows).items()
+        ],
+    }
+
+
+def _histogram(summary: Summary) -> dict[str, Any]:
+    """Counted tokens by |Δ| and sign, without empty ends. `edges`: one more than buckets, nats."""
+    width = 64 // HIST_PER_OCTAVE
+    counts = summary.histogram.reshape(2, -1, width).sum(axis=2)
+    some = np.flatnonzero(counts.sum(axis=0))
+    low, high = (int(some[0]), int(some[-1]) + 1) if len(some) else (0, 0)
+    bits = (np.arange(low, high + 1, dtype=np.uint32) * width + HIST_BASE) << 17
+    return {
+        "edges": bits.astype(np.uint32).view(np.float32).tolist(),
+        "positive": counts[0, low:high].tolist(),
+        "negative": counts[1, low:high].tolist(),
+        "zero": int(summary.coverage[COVERAGE.index("delta_zero")]),
     }

@@ -11,14 +11,17 @@ from fastapi import APIRouter, Query, Request, Response
 
 from twinscope.wire.header import check_run
 from twinscope.wire.schema import CONTENT_TYPE
+from twinscope_service.expose import timeline
 from twinscope_service.expose.evidence import describe_evidence, describe_profiles
 from twinscope_service.pipeline import Pipeline
 from twinscope_service.receive.answers import Answer, read_step
 from twinscope_service.receive.edge import access_of, edge_of
 from twinscope_service.views import RunView
 
+EVENTS = 1000  # latest events that a timeline carries
 router = APIRouter()
 Limit = Annotated[int, Query(ge=1, le=1000, description="most entries of the answer")]
+LastSteps = Annotated[int, Query(ge=1, le=20_000, description="only the latest so many steps")]
 AfterStep = Annotated[int | None, Query(ge=-1, description="only steps after this one")]
 AfterRun = Annotated[str | None, Query(description="only runs after this name")]
 AfterAlert = Annotated[int | None, Query(ge=0, description="only alerts older than this id")]
@@ -112,6 +115,28 @@ def list_steps(request: Request, run: str, limit: Limit = 100, after: AfterStep 
             "next": page[-1].step if len(found) > limit else None,
         }
     )
+
+
+@router.get("/v1/runs/{run:path}/timeline", summary="A whole run as columns")
+def read_timeline(request: Request, run: str, last: LastSteps = 5000) -> Answer:
+    """Closed steps as columns of equal length, the band of healthy steps, alerts and events."""
+    pipeline, name = _open(request, run)
+    rows = pipeline.timeline(name, metrics=timeline.METRICS, limit=last + timeline.WINDOW)
+    columns = timeline.describe_timeline(
+        rows,
+        alerts=pipeline.alerts(name),
+        events=pipeline.events(name, limit=EVENTS),
+        skip=max(len(rows) - last, 0),
+    )
+    return Answer({"run": name, "closed_steps": pipeline.run(name).closed_steps, **columns})
+
+
+@router.get("/v1/runs/{run:path}/events", summary="Events of a run")
+def list_events(request: Request, run: str, limit: Limit = 100) -> Answer:
+    """The latest ones, oldest first."""
+    pipeline, name = _open(request, run)
+    found = pipeline.events(name, limit=limit)
+    return Answer([{"step": step, "kind": kind, "fields": fields} for step, kind, fields in found])
 
 
 @router.get("/v1/runs/{run:path}/alerts", summary="Alerts of a run")

@@ -1,12 +1,9 @@
-"""/metrics, /healthz, /readyz and the page."""
+"""/metrics, /healthz and /readyz."""
 
 from __future__ import annotations
 
-import mimetypes
-from importlib.resources import files
-
 from anyio import move_on_after, to_thread
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
@@ -14,12 +11,6 @@ from twinscope_service.receive.answers import Answer
 from twinscope_service.receive.edge import access_of, edge_of
 from twinscope_service.views import Health
 
-PAGE_FOLDER = files("twinscope_dashboards") / "web"
-PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",
-}
 BUSY_S = 0.5  # an orchestrator waits a second for readiness
 router = APIRouter()
 
@@ -52,20 +43,3 @@ async def read_readiness(request: Request) -> Answer:
     health: Health = state.health
     said = health.as_json() if access_of(request).run is None else {"ready": health.ready}
     return Answer(said, 200 if health.ready else 503)
-
-
-def add_page(app: FastAPI) -> None:
-    """Serve the files of the web page, each at its own address, `index.html` also at /."""
-    for entry in PAGE_FOLDER.iterdir():
-        if entry.is_file():
-            kind = mimetypes.guess_type(entry.name)[0] or "application/octet-stream"
-            _serve_file(app, f"/{entry.name}", entry.read_bytes(), kind)
-            if entry.name == "index.html":
-                _serve_file(app, "/", entry.read_bytes(), kind)
-
-
-def _serve_file(app: FastAPI, address: str, content: bytes, kind: str) -> None:
-    async def read_file() -> Response:
-        return Response(content, media_type=kind, headers=PAGE_HEADERS)
-
-    app.add_api_route(address, read_file, include_in_schema=False)

@@ -1,0 +1,62 @@
+// The service's JSON API (docs/api.md), and the addresses of this page's views.
+
+export class Problem extends Error {
+  constructor(message, { status = 0, fix = "" } = {}) {
+    super(message);
+    this.status = status;
+    this.fix = fix;
+  }
+}
+
+async function get(path) {
+  let response;
+  try {
+    response = await fetch(path, { headers: { accept: "application/json" } });
+  } catch {
+    throw new Problem("no connection to the service", { fix: "Is it running? The page tries again by itself." });
+  }
+  const body = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Problem(body.detail ?? body.title ?? response.statusText, { status: response.status, fix: body.fix });
+  return body;
+}
+
+const name = encodeURIComponent;
+const PAGE = 200;
+
+export const api = {
+  /** Every run, following the pages. */
+  async runs() {
+    const found = [];
+    for (let after = ""; ;) {
+      const page = await get(`v1/runs?limit=${PAGE}${after}`);
+      found.push(...page.runs);
+      if (page.next === null) return found;
+      after = `&after=${name(page.next)}`;
+    }
+  },
+  run: (run) => get(`v1/runs/${name(run)}`),
+  timeline: (run, last = 5000) => get(`v1/runs/${name(run)}/timeline?last=${last}`),
+  step: (run, step) => get(`v1/runs/${name(run)}/steps/${name(step)}`),
+  evidence: (run, step) => get(`v1/runs/${name(run)}/steps/${name(step)}/evidence`),
+  async profiles(run, step) {
+    return (await get(`v1/runs/${name(run)}/steps/${name(step)}/profiles`)).statistics;
+  },
+  alerts: (run) => get(`v1/runs/${name(run)}/alerts?limit=200`),
+  /** The state of the service; an answer of 503 is one too. */
+  async health() {
+    const response = await fetch("readyz");
+    return response.json();
+  },
+  async runbook(path) {
+    if (!/^causes\/[a-z0-9_]+\.md$/i.test(path)) throw new Problem(`not a runbook: ${path}`);
+    const response = await fetch(`runbooks/${path}`);
+    if (!response.ok) throw new Problem(`no runbook ${path}`, { status: response.status });
+    return response.text();
+  },
+};
+
+export const link = {
+  run: (run, query = "") => `#/runs/${name(run)}${query}`,
+  step: (run, step, query = "") => `#/runs/${name(run)}/steps/${step}${query}`,
+  compare: (...parts) => `#/compare/${parts.map(name).join("/")}`,
+};

@@ -1,0 +1,81 @@
+// Numbers, times and names as people read them.
+
+import { h } from "./dom.js";
+
+/** Four significant digits; powers of ten where zeros would be counted. */
+export function format(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "—";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e15) return value.toLocaleString("en-US");
+  if (size < 1e-3 || size >= 1e6) return value.toExponential(2).replace("e+", "e");
+  return Number(value.toPrecision(4)).toString();
+}
+
+/** A number with its exact value beside it: shown, machine-readable and in the tooltip. */
+export function number(value, shown = format(value)) {
+  if (value === null || value === undefined) return h("span", { class: "unknown", title: "not known" }, "—");
+  return h("data", { value: String(value), title: String(value) }, shown);
+}
+
+export const share = (value) => (value === null || value === undefined ? "—"
+  : `${(100 * value).toFixed(value !== 0 && Math.abs(value) < 0.1 ? 1 : 0)} %`);
+export const times = (ratio) => (ratio === null || ratio === undefined ? "" : `×${Number(ratio.toPrecision(3))}`);
+export const words = (id) => (id ?? "").replaceAll("_", " ");
+
+export function ago(seconds) {
+  if (!seconds) return "—";
+  const past = Date.now() / 1000 - seconds;
+  const [count, unit] = past < 90 ? [past, "s"] : past < 5400 ? [past / 60, "min"] : past < 129600 ? [past / 3600, "h"] : [past / 86400, "d"];
+  return `${Math.max(0, Math.round(count))} ${unit} ago`;
+}
+export const time = (seconds) => (seconds ? h("time", { datetime: new Date(seconds * 1000).toISOString(), title: new Date(seconds * 1000).toLocaleString() }, ago(seconds)) : "—");
+
+export function bytes(count) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  const power = count > 0 ? Math.min(units.length - 1, Math.floor(Math.log10(count) / 3)) : 0;
+  return `${Number((count / 1000 ** power).toPrecision(3))} ${units[power]}`;
+}
+
+const MARKS = { ok: "●", inconsistent: "▲", unknown: "?" };
+
+/** A verdict by word, shape and colour. */
+export function verdict(value) {
+  const known = value in MARKS ? value : "unknown";
+  return h("span", { class: `verdict ${known}` }, h("span", { "aria-hidden": "true" }, MARKS[known]), ` ${known}`);
+}
+
+/** What a watched series is, in words. */
+export function series(id) {
+  return { k3: "rollout_train_kl", abs_p50: "median |Δ|", abs_p99: "99th percentile of |Δ|", rho_excess: "E[ρ] − 1" }[id] ?? words(id);
+}
+
+// The figures that stand at the top of a step: name in the API, title, what it says.
+export const KEY_METRICS = [
+  ["k3_mean", "rollout_train_kl", "k3 estimate of KL(rollout‖train), nats per token", "nats"],
+  ["abs_mean", "mean |Δ|", "how far the two log-probs of a token are apart", "nats"],
+  ["abs_p99", "99th percentile of |Δ|", "one token in a hundred is further apart", "nats"],
+  ["abs_max", "largest |Δ|", "the worst single token, not clamped", "nats"],
+  ["rho_mean", "E[ρ]", "mean of train over rollout probability; 1 if q is what was sampled", ""],
+  ["inv_rho_mean", "E[1/ρ]", "the reverse; 1 if p is what was sampled", ""],
+  ["ess_ratio", "effective sample size", "share of the tokens that the batch is worth", "share"],
+  ["clip_fraction", "clipped before any update", "share of tokens outside the PPO range already", "share"],
+  ["pearson_prob", "correlation of e^q and e^p", "often stays green when all else is red", ""],
+  ["ppl_ratio", "perplexity ratio", "train over rollout, per sequence", ""],
+  ["policy_ref_kl", "KL(policy‖reference)", "same ruler, against the frozen reference", "nats"],
+  ["kl_reward_ratio", "KL per reward", "nats paid per unit of reward above the baseline", ""],
+];
+export const asShare = (unit, value) => (unit === "share" ? share(value) : format(value));
+
+export const COVERAGE = {
+  received: "tokens received in joined samples",
+  counted: "counted: mask 1, both sides finite and possible",
+  masked_out: "masked out",
+  nonfinite: "NaN or infinite on a side",
+  sentinel: "missing-value markers such as −9999",
+  positive: "log-prob above 0: impossible",
+  zero_rollout: "q exactly 0 (a certain token, or a zero fill)",
+  zero_train: "p exactly 0",
+  delta_zero: "Δ exactly 0",
+  clamped: "|Δ| beyond the clamp",
+};
