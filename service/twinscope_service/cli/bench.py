@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 
@@ -14,9 +15,41 @@ def add(commands: Any) -> None:
     measure.add_argument("--tokens", type=int, default=8_000_000)
     measure.add_argument("--rounds", type=int, default=5)
     measure.set_defaults(run=_measure)
+    arl = kinds.add_parser("arl", help="realised false-alarm rates of the detectors")
+    arl.add_argument("--steps", type=int, default=1_000_000, help="healthy steps per law of noise")
+    arl.add_argument("--target", type=float, default=10_000.0, help="the target run length, steps")
+    arl.set_defaults(run=_arl)
+    detect = kinds.add_parser("detect", help="the detectors beside others' on the same series")
+    detect.add_argument("--paths", type=int, default=4, help="series per family")
+    detect.add_argument("--healthy", type=int, default=6, help="healthy series per law, 1000 steps")
+    detect.add_argument("--series", type=Path, help="folder with tcpd/ and cloud-monitoring/")
+    detect.add_argument("--traces", type=Path, help="folder with recorded traces")
+    detect.add_argument("--rivals", type=Path, default=Path(".venv-bench/bin/python"),
+                        help="Python with river, ruptures and changepoint-online")  # fmt: skip
+    detect.add_argument("--out", type=Path, help="folder for detect.md and detect.svg")
+    detect.set_defaults(run=_detect)
 
 
 def _measure(args: argparse.Namespace) -> int:
     from twinscope_service.bench.measure import run
 
     return run(tokens=args.tokens, rounds=args.rounds)
+
+
+def _arl(args: argparse.Namespace) -> int:
+    from twinscope_service.bench import arl
+
+    return arl.run(steps=args.steps, target=args.target)
+
+
+def _detect(args: argparse.Namespace) -> int:
+    from twinscope_service.bench import detect_report
+
+    return detect_report.run(
+        paths=args.paths,
+        healthy_paths=args.healthy,
+        series=args.series,
+        traces=args.traces,
+        rivals=args.rivals,
+        out=args.out,
+    )

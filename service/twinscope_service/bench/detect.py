@@ -1,0 +1,156 @@
+"""`twinscope bench detect`: our detectors beside others' on the same series.
+
+Fair by construction: every detector is reduced to one score per step, and its limit is set on
+healthy series of the same noise, so that all have the same false-alarm rate there. Then delays,
+misses and onset errors are those of the same cases. Public labelled series are scored with their
+own measures. docs/detectors.md holds the last run; `--series` names the folder of public series.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from twinscope_service.bench import arl
+from twinscope_service.bench import detect_series as data
+from twinscope_service.bench.detect_series import F64, Case
+from twinscope_service.detect import kernels as k
+from twinscope_service.detect import level
+from twinscope_service.detect.findings import DetectOptions, Observation
+from twinscope_service.detect.thresholds import LIKELIHOOD_TABLE, SHARES
+
+OURS = "twinscope"
+RUN_LENGTH = 500.0  # healthy steps between two false alarms, for every detector
+EVENT_RATE = 1 / 200.0  # alarms per normal point on the event series
+
+
+@dataclass(frozen=True)
+class Row:
+    """One detector on one family, at the common false-alarm rate."""
+
+    family: str
+    detector: str
+    median_delay: float  # steps from the change, the step of the change counting 1; AFTER if missed
+    mean_delay: float
+    missed: float  # share of cases
+    early: float  # share of cases with an alarm before the change
+
+
+def score(y: F64, seed: int = 1) -> F64:
+    """Our score: log of the longest target run length at which this step still alarms."""
+    slots = np.array([k.GLR_UP, k.GLR_DOWN, k.SR, k.SPIKE_P, k.SPIKE_P_LAST, k.Z, k.Z_LAST])
+    up, down, certified, p, p_last, z, z_last = arl.tracer()(y, np.zeros(len(y)), seed, slots).T
+    worst = np.where(z * z_last > 0.0, np.maximum(p, p_last), 1.0)
+    logs = np.stack(
+        (
+            _log_run_length(up) + np.log(SHARES["up"]),
+            _log_run_length(down) + np.log(SHARES["down"]),
+            np.log(np.maximum(certified, 1e-300) * SHARES["certified"]),
+            np.log(SHARES["spike"] / np.maximum(p, 1e-300)),
+            np.log(SHARES["pair"]) - 2.0 * np.log(np.maximum(worst, 1e-300)),
+        )
+    )
+    best = np.maximum(logs.max(axis=0), 0.0)
+    best[: k.BURN_IN] = 0.0  # not judged
+    return best
+
+
+def _log_run_length(statistic: F64) -> F64:
+    """log of `thresholds.likelihood_arl`, on arrays: the same straight lines."""
+    runs, limits = (np.array(column) for column in zip(*LIKELIHOOD_TABLE, strict=True))
+    runs = np.log(runs)
+    piece = np.clip(np.searchsorted(limits, statistic) - 1, 0, len(limits) - 2)
+    slope = (runs[piece + 1] - runs[piece]) / (limits[piece + 1] - limits[piece])
+    return runs[piece] + slope * (statistic - limits[piece])
+
+
+def limit_at(healthy: Sequence[F64], run_length: float) -> float:
+    """The lowest limit with at least this run length to the first alarm after the burn-in."""
+    top = [np.maximum.accumulate(scores[k.BURN_IN :]) for scores in healthy]
+    candidates = np.unique(np.concatenate([np.unique(t) for t in top]))
+    low, high = 0, len(candidates)
+    while low < high:
+        middle = (low + high) // 2
+        limit = candidates[middle]
+        firsts = [int(np.searchsorted(t, limit, side="left")) for t in top]
+        alarms = sum(first < len(t) for first, t in zip(firsts, top, strict=True))
+        if sum(firsts) / max(alarms, 0.5) >= run_length:
+            high = middle
+        else:
+            low = middle + 1
+    return float(candidates[low]) if low < len(candidates) else float(candidates[-1]) + 1e-9
+
+
+def delays(cases: Sequence[tuple[Case, F64]], limit: float) -> tuple[list[int], int, int]:
+    """Delays of the detected and missed cases (AFTER), misses, and cases with an earlier alarm."""
+    found, missed, early = [], 0, 0
+    for case, scores in cases:
+        assert case.change is not None
+        hits = np.nonzero(scores >= limit)[0]
+        if len(hits) and hits[0] < case.change:
+            early += 1
+            continue
+        missed += not len(hits)
+        found.append(int(hits[0]) - case.change + 1 if len(hits) else data.AFTER)
+    return found, missed, early
+
+
+def compare(cases: Sequence[Case], scores: dict[str, list[F64]]) -> list[Row]:
+    """Every detector on every family. `scores`: detector -> one array per case."""
+    rows = []
+    families = list(dict.fromkeys(c.family for c in cases if c.change is not None))
+    for detector, found in scores.items():
+        limits: dict[str, float] = {}
+        for noise in {case.noise for case in cases}:
+            pairs = zip(cases, found, strict=True)
+            healthy = [s for c, s in pairs if c.noise == noise and c.change is None]
+            limits[noise] = limit_at(healthy, RUN_LENGTH)
+        for family in families:
+            members = [(c, s) for c, s in zip(cases, found, strict=True) if c.family == family]
+            steps, missed, early = delays(members, limits[members[0][0].noise])
+            n = max(len(steps), 1)
+            median = float(np.median(steps)) if steps else float(data.AFTER)
+            mean = float(np.mean(steps)) if steps else float(data.AFTER)
+            rows.append(Row(family, detector, median, mean, missed / n, early / len(members)))
+    return rows
+
+
+def rival_scores(
+    series: dict[str, F64], python: Path
+) -> tuple[dict[str, dict[str, F64]], dict[str, float]]:
+    """detector -> series -> scores, and cost per step, from the rivals' own environment."""
+    script = Path(__file__).with_name("detect_rivals.py")
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "series.npz"), Path(folder, "scores.npz")
+        np.savez(source, **series)  # type: ignore[arg-type]
+        subprocess.run([str(python), str(script), str(source), str(target)], check=True)
+        scores: dict[str, dict[str, F64]] = {}
+        costs: dict[str, float] = {}
+        with np.load(target) as stored:
+            for key in stored.files:
+                name, of = key.split("|", 1)
+                if of == "cost":
+                    costs[name] = float(stored[key][0])
+                else:
+                    scores.setdefault(name, {})[of] = stored[key]
+    return scores, costs
+
+
+def changes_of(y: F64, *, target_arl: float) -> list[int]:
+    """Onsets that our online detector reports on a plain series (any unit, any size)."""
+    options = DetectOptions(target_arl=target_arl, min_change=0.0)
+    state, found = level.fresh("bench", two_sided=True), []
+    for step, value in enumerate(y.tolist()):
+        seen = Observation("bench", step, value, 0, 0, scale="linear")
+        state, findings = level.update(state, seen, options=options)
+        found += [
+            f.onset_step if f.state == "firing" and f.onset_step is not None else f.step
+            for f in findings
+            if f.kind == "level_shift" and f.state in ("firing", "resolved")
+        ]
+    return sorted(set(found))

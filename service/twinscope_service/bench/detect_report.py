@@ -1,0 +1,198 @@
+"""The tables and the plot of `twinscope bench detect`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from twinscope_service.bench import detect
+from twinscope_service.bench import detect_series as data
+from twinscope_service.bench.detect import OURS, Row
+from twinscope_service.bench.detect_series import F64, Case
+
+SKIP = ("zero", "pelt", "kernel")  # no online delay to compare
+
+
+def run(
+    *,
+    paths: int,
+    healthy_paths: int,
+    series: Path | None,
+    traces: Path | None,
+    rivals: Path,
+    out: Path | None,
+    seed: int = 1,
+) -> int:
+    """Run everything that is there and print Markdown; `out` also gets the plot as SVG."""
+    cases = list(data.synthetic(paths=paths, healthy_paths=healthy_paths, seed=seed))
+    if traces is not None:
+        more = data.traces(traces, paths=paths, healthy_paths=healthy_paths, seed=seed)
+        cases += list(more)
+    public = [] if series is None else data.tcpd(series)
+    events = [] if series is None else data.cloud_monitoring(series)
+    arrays = {f"c{i}": case.y for i, case in enumerate(cases)}
+    arrays |= {f"t{i}": one.y for i, one in enumerate(public)}
+    arrays |= {f"e{i}": y for i, (_, y, _) in enumerate(events)}
+    scores = {OURS: {key: detect.score(y) for key, y in arrays.items()}}
+    costs: dict[str, float] = {}
+    if rivals.exists():
+        theirs, costs = detect.rival_scores(arrays, rivals)
+        scores |= theirs
+    else:
+        print(f"{rivals}: not there, so only our own rows; see docs/detectors.md", file=sys.stderr)
+    online = {name: found for name, found in scores.items() if name not in SKIP}
+    by_case = {n: [s[f"c{i}"] for i in range(len(cases))] for n, s in online.items()}
+    rows = detect.compare(cases, by_case)
+    lines = [*delay_table(rows), "", *summary_table(rows, costs)]
+    if public:
+        lines += ["", *tcpd_table(public, scores)]
+    if events:
+        lines += ["", *event_table(events, online)]
+    text = "\n".join(lines)
+    print(text)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "detect.md").write_text(text + "\n", encoding="utf-8")
+        (out / "detect.svg").write_text(plot(rows), encoding="utf-8")
+    return 0
+
+
+def delay_table(rows: Sequence[Row]) -> list[str]:
+    """Median delay in steps (share missed), one line per family, the best in bold."""
+    names = list(dict.fromkeys(row.detector for row in rows))
+    lines = ["| family | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
+    for family in dict.fromkeys(row.family for row in rows):
+        found = {row.detector: row for row in rows if row.family == family}
+        best = min(row.median_delay for row in found.values())
+        lines.append(f"| {family} | " + " | ".join(_cell(found[n], best) for n in names) + " |")
+    return lines
+
+
+def _cell(row: Row, best: float) -> str:
+    shown = f"{row.median_delay:g}" if row.median_delay < data.AFTER else "–"
+    shown = f"**{shown}**" if row.median_delay == best < data.AFTER else shown
+    return shown + (f" ({row.missed:.0%})" if row.missed >= 0.005 else "")
+
+
+def summary_table(rows: Sequence[Row], costs: dict[str, float]) -> list[str]:
+    """Families where a detector is as good as the best, alone best; mean delay; cost."""
+    families = list(dict.fromkeys(row.family for row in rows))
+    names = list(dict.fromkeys(row.detector for row in rows))
+    table = {(row.family, row.detector): row for row in rows}
+    head = (
+        "| detector | best or level | alone best | mean of median delays | missed | us per step |"
+    )
+    lines = [head, "|" + " --- |" * 6]
+    for name in names:
+        mine = [table[f, name] for f in families]
+        rest = [
+            min((table[f, n].median_delay for n in names if n != name), default=data.AFTER)
+            for f in families
+        ]
+        level = sum(row.median_delay <= r for row, r in zip(mine, rest, strict=True))
+        alone = sum(row.median_delay < r for row, r in zip(mine, rest, strict=True))
+        delay = np.mean([row.median_delay for row in mine])
+        missed = np.mean([row.missed for row in mine])
+        cost = f"{1e6 * costs[name]:.0f}" if name in costs else "see below"
+        of = f"{level} of {len(families)}"
+        lines.append(f"| {name} | {of} | {alone} | {delay:.1f} | {missed:.1%} | {cost} |")
+    return lines
+
+
+def tcpd_table(public: Sequence[data.Annotated], scores: dict[str, dict[str, F64]]) -> list[str]:
+    """TCPDBench's F1 and covering, averaged over the series."""
+    lines = ["| on TCPD | F1 | covering | changes per series |", "| --- | --- | --- | --- |"]
+    for target in (100.0, 1_000.0, 10_000.0):
+        found = [detect.changes_of(one.y, target_arl=target) for one in public]
+        lines.append(_tcpd_row(f"{OURS}, run length {target:g}", public, found))
+    if "pelt" in scores:
+        for name in ("pelt", "kernel"):
+            found = [scores[name][f"t{i}"].astype(int).tolist() for i in range(len(public))]
+            lines.append(_tcpd_row(f"ruptures {name} (offline)", public, found))
+    for name in ("page_hinkley", "adwin", "kswin", "focus", "bocpd"):
+        if name in scores:
+            alarms = [_first_alarms(scores[name][f"t{i}"]) for i in range(len(public))]
+            lines.append(_tcpd_row(f"{name} (alarm times)", public, alarms))
+    lines.append(_tcpd_row("zero", public, [[] for _ in public]))
+    return lines
+
+
+def _first_alarms(scores: F64) -> list[int]:
+    """Steps at which a score enters its top hundredth: where its alarms are, whatever its unit."""
+    limit = np.quantile(scores, 0.99)
+    over = (scores >= limit) & (scores > 0)
+    return np.nonzero(over & ~np.concatenate(([False], over[:-1])))[0].tolist()
+
+
+def _tcpd_row(name: str, public: Sequence[data.Annotated], found: Iterable[list[int]]) -> str:
+    found = list(found)
+    f1 = np.mean([data.f_measure(a.annotations, f) for a, f in zip(public, found, strict=True)])
+    cover = np.mean(
+        [data.covering(a.annotations, f, len(a.y)) for a, f in zip(public, found, strict=True)]
+    )
+    per_series = np.mean([len(f) for f in found])
+    return f"| {name} | {f1:.3f} | {cover:.3f} | {per_series:.1f} |"
+
+
+def event_table(
+    events: Sequence[tuple[str, F64, np.ndarray]], online: dict[str, dict[str, F64]]
+) -> list[str]:
+    """Share of labelled segments with an alarm, at one alarm per 200 normal points overall."""
+    lines = ["| on cloud-monitoring | segments found |", "| --- | --- |"]
+    for name, found in online.items():
+        normal = np.concatenate([found[f"e{i}"][lab == 0] for i, (_, _, lab) in enumerate(events)])
+        limit = np.quantile(normal, 1 - detect.EVENT_RATE)
+        hit = total = 0
+        for i, (_, _, labels) in enumerate(events):
+            alarms = found[f"e{i}"] > limit
+            for begin, end in _runs(labels):
+                total += 1
+                hit += bool(alarms[begin:end].any())
+        lines.append(f"| {name} | {hit / total:.1%} of {total} |")
+    return lines
+
+
+def _runs(labels: np.ndarray) -> list[tuple[int, int]]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], labels, [0]))))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def plot(rows: Sequence[Row]) -> str:
+    """Median delays of all families as an SVG strip: one line per detector, one dot per family."""
+    names = list(dict.fromkeys(row.detector for row in rows))
+    width, step, left = 760, 30, 120
+    height = step * len(names) + 40
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        "<title>Median detection delay at equal false-alarm rate, one dot per family</title>",
+    ]
+
+    def across(delay: float) -> float:
+        return left + (width - left - 20) * np.log2(max(delay, 1.0)) / np.log2(data.AFTER)
+
+    for tick in (1, 2, 4, 8, 16, 32, 60):
+        x = across(tick)
+        parts.append(f'<line x1="{x:.0f}" y1="10" x2="{x:.0f}" y2="{height - 28}" stroke="#ddd"/>')
+        parts.append(f'<text x="{x:.0f}" y="{height - 12}" text-anchor="middle">{tick}</text>')
+    for line, name in enumerate(names):
+        y = 25 + step * line
+        colour = "#c2410c" if name == OURS else "#475569"
+        parts.append(f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{name}</text>')
+        mine = [row.median_delay for row in rows if row.detector == name]
+        for i, delay in enumerate(mine):
+            jitter = (i * 7) % 13 - 6
+            parts.append(
+                f'<circle cx="{across(delay):.1f}" cy="{y + jitter}" r="3" fill="{colour}" '
+                'fill-opacity="0.55"/>'
+            )
+    parts.append("</svg>\n")
+    return "\n".join(parts)
+
+
+def healthy_steps(cases: Sequence[Case]) -> int:
+    """Steps that set the false-alarm rate."""
+    return sum(len(case.y) for case in cases if case.change is None)

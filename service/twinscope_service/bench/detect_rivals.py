@@ -1,0 +1,196 @@
+"""Detectors that others use, each as a score per step: higher means "more surely changed".
+
+Runs as a script in an environment of its own (`.venv-bench`: river, ruptures and the GPL-licensed
+changepoint-online never enter the product): reads series from an .npz, writes scores to another.
+Each detector sees y[0..t] and nothing later. A detector whose sensitivity is a parameter is run at
+every setting of a grid; its score at t is the strictest setting that has alarmed at t.
+
+Sources: Page-Hinkley, ADWIN, KSWIN: river; FOCuS, NP-FOCuS: changepoint-online; BOCPD: written here
+from Adams & MacKay 2007 (Gaussian, unknown mean and variance); rules: as found in PromQL alerts.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Scores = Any  # float64 array, one per step
+BURN_IN = 20
+
+
+def three_sigma(y: Scores) -> Scores:
+    """abs(x - avg_over_time(x[100])) / stddev_over_time(x[100])."""
+    return np.array([_sigmas(y[max(0, t - 100) : t], y[t]) for t in range(len(y))])
+
+
+def _sigmas(past: Scores, value: float) -> float:
+    if len(past) < BURN_IN:
+        return 0.0
+    return abs(value - past.mean()) / max(past.std(), 1e-9)
+
+
+def ewma(y: Scores) -> Scores:
+    """Exponentially weighted mean (weight 0.2) in standard errors from the mean of the last 100."""
+    out, smooth = np.zeros(len(y)), float(y[0])
+    for t in range(1, len(y)):
+        smooth += 0.2 * (float(y[t]) - smooth)
+        past = y[max(0, t - 110) : max(0, t - 10)]
+        if len(past) >= BURN_IN:
+            out[t] = abs(smooth - past.mean()) / max(past.std() / 3.0, 1e-9)
+    return out
+
+
+def bocpd(y: Scores, hazard: float = 1 / 250) -> Scores:
+    """-log P(the present run began before the last 10 steps), normal-inverse-gamma model."""
+    centre, scale = y[:BURN_IN].mean(), max(y[:BURN_IN].std(), 1e-9)
+    z = (y - centre) / scale
+    mean, kappa, alpha, beta = np.zeros(1), np.full(1, 1.0), np.full(1, 1.0), np.full(1, 1.0)
+    log_run, out = np.zeros(1), np.zeros(len(y))
+    lgamma = np.vectorize(math.lgamma)
+    for t, value in enumerate(z):
+        width = beta * (kappa + 1) / (alpha * kappa)
+        gap = (value - mean) ** 2 / (2 * alpha * width)
+        log_density = (
+            lgamma(alpha + 0.5) - lgamma(alpha) - 0.5 * np.log(2 * np.pi * alpha * width)
+            - (alpha + 0.5) * np.log1p(gap)
+        )  # fmt: skip
+        joint = log_run + log_density
+        fresh = np.logaddexp.reduce(joint) + math.log(hazard)
+        log_run = np.concatenate(([fresh], joint + math.log1p(-hazard)))
+        log_run -= np.logaddexp.reduce(log_run)
+        beta = np.concatenate(([1.0], beta + kappa * (value - mean) ** 2 / (2 * (kappa + 1))))
+        mean = np.concatenate(([0.0], (kappa * mean + value) / (kappa + 1)))
+        kappa, alpha = np.concatenate(([1.0], kappa + 1)), np.concatenate(([1.0], alpha + 0.5))
+        if t >= BURN_IN:
+            out[t] = -np.logaddexp.reduce(log_run[10:])
+        if len(log_run) > 300:  # the tail holds next to nothing
+            keep = slice(0, 300)
+            log_run, mean, kappa, alpha, beta = (
+                a[keep] for a in (log_run, mean, kappa, alpha, beta)
+            )
+    return out
+
+
+def _standard(y: Scores) -> Scores:
+    """What a user can do online: z-score by the burn-in."""
+    return (y - y[:BURN_IN].mean()) / max(y[:BURN_IN].std(), 1e-9)
+
+
+def focus(y: Scores) -> Scores:
+    """FOCuS, Gaussian, unknown mean before and after, variance from the burn-in."""
+    from changepoint_online import Focus, Gaussian
+
+    detector, out = Focus(Gaussian()), np.zeros(len(y))
+    for t, value in enumerate(_standard(y)):
+        detector.update(value)
+        out[t] = detector.statistic() if t >= BURN_IN else 0.0
+    return out
+
+
+def np_focus(y: Scores) -> Scores:
+    """NP-FOCuS on the quartiles of the burn-in, sum of the statistics."""
+    from changepoint_online import NPFocus
+
+    detector, out = NPFocus(np.quantile(y[:BURN_IN], [0.25, 0.5, 0.75])), np.zeros(len(y))
+    for t, value in enumerate(y):
+        detector.update(value)
+        out[t] = float(np.sum(detector.statistic())) if t >= BURN_IN else 0.0
+    return out
+
+
+def _grid(y: Scores, settings: list[float], build: Callable[[float], Any]) -> Scores:
+    """Score = the strictest setting (highest index + 1) that has alarmed at t."""
+    out = np.zeros(len(y))
+    standard = _standard(y)
+    for index, setting in enumerate(settings):
+        detector = build(setting)
+        for t, value in enumerate(standard):
+            detector.update(float(value))
+            if t >= BURN_IN and detector.drift_detected:
+                out[t] = max(out[t], index + 1.0)
+    return out
+
+
+def page_hinkley(y: Scores) -> Scores:
+    """river's PageHinkley, delta 0.25 (in burn-in sigmas), thresholds on a grid."""
+    from river.drift import PageHinkley
+
+    settings = np.geomspace(3, 100, 24).tolist()
+    return _grid(y, settings, lambda h: PageHinkley(min_instances=BURN_IN, delta=0.25, threshold=h))
+
+
+def adwin(y: Scores) -> Scores:
+    """river's ADWIN, looked at every step; delta on a grid."""
+    from river.drift import ADWIN
+
+    settings = np.geomspace(0.9, 1e-12, 24).tolist()
+    return _grid(y, settings, lambda d: ADWIN(delta=d, clock=1, grace_period=BURN_IN))
+
+
+def kswin(y: Scores) -> Scores:
+    """river's KSWIN with windows that a burn-in of 20 allows; alpha on a grid; seeded."""
+    from river.drift import KSWIN
+
+    settings = np.geomspace(0.01, 1e-8, 4).tolist()
+    return _grid(y, settings, lambda a: KSWIN(alpha=a, window_size=40, stat_size=10, seed=1))
+
+
+def zero(y: Scores) -> Scores:
+    """Never says anything: what every detector must beat."""
+    return np.zeros(len(y))
+
+
+RIVALS: dict[str, Callable[[Scores], Scores]] = {
+    "three_sigma": three_sigma,
+    "ewma": ewma,
+    "bocpd": bocpd,
+    "focus": focus,
+    "np_focus": np_focus,
+    "page_hinkley": page_hinkley,
+    "adwin": adwin,
+    "kswin": kswin,
+    "zero": zero,
+}
+OFFLINE = ("pelt", "kernel")
+
+
+def offline(y: Scores, name: str) -> list[int]:
+    """ruptures on the whole series: change points of PELT (l2, BIC) or KernelCPD (rbf)."""
+    import ruptures
+
+    z = ((y - y.mean()) / max(y.std(), 1e-9)).reshape(-1, 1)
+    search = ruptures.Pelt("l2") if name == "pelt" else ruptures.KernelCPD("rbf")
+    return [int(p) for p in search.fit(z).predict(pen=3 * math.log(len(y)))[:-1]]
+
+
+def main(source: str, target: str) -> None:
+    """Score every series of `source` (.npz of 1-D arrays) with every rival that imports."""
+    series = dict(np.load(source))
+    out: dict[str, Scores] = {}
+    for name, detector in RIVALS.items():
+        began, steps = time.process_time(), 0
+        try:
+            for key, y in series.items():
+                out[f"{name}|{key}"] = detector(y)
+                steps += len(y)
+        except ImportError as error:
+            print(f"{name}: not installed ({error})", file=sys.stderr)
+            continue
+        out[f"{name}|cost"] = np.array([(time.process_time() - began) / max(steps, 1)])
+        print(f"{name}: {1e6 * out[f'{name}|cost'][0]:.0f} us per step", file=sys.stderr)
+    for name in OFFLINE:
+        try:
+            for key, y in series.items():
+                out[f"{name}|{key}"] = np.array(offline(y, name), dtype=np.float64)
+        except ImportError as error:
+            print(f"{name}: not installed ({error})", file=sys.stderr)
+    np.savez_compressed(target, **out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
