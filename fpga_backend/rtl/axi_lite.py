@@ -35,6 +35,8 @@ class AxiLite(Elaboratable):
         self.lanes, self.constants = lanes, constants
         for name, bits in PORTS.items():
             setattr(self, name, Signal(bits, name=name))
+        self.writing = Signal()  # a write was taken, its answer comes in the next clock
+        self.reading = Signal()
         self.enable = Signal()
         self.framed = Signal()
         self.resetting = Signal()
@@ -60,7 +62,7 @@ class AxiLite(Elaboratable):
     def _write_channel(self, m: Module) -> tuple[Signal, Signal, Signal]:
         """(strobe, address, data): one clock after both halves have arrived."""
         address, data, strobes = Signal(ADDRESS_BITS), Signal(32), Signal(4)
-        strobe = Signal()
+        strobe = self.writing
         m.d.comb += [
             self.awready.eq(self.awvalid & self.wvalid & ~self.bvalid & ~strobe),
             self.wready.eq(self.awready),
@@ -140,7 +142,7 @@ class AxiLite(Elaboratable):
 
     def _read_channel(self, m: Module, readable: dict[str, Value]) -> None:
         """Two clocks: latch the address and the low words, then choose."""
-        busy, address = Signal(), Signal(ADDRESS_BITS)
+        busy, address = self.reading, Signal(ADDRESS_BITS)
         m.d.comb += self.arready.eq(~busy & ~self.rvalid)
         m.d.sync += busy.eq(self.arvalid & self.arready)
         with m.If(self.arvalid & self.arready):

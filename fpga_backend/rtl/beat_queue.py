@@ -19,11 +19,12 @@ from amaranth.lib.memory import Memory
 from rtl.beat import CONTROL_NAMES, PAIR_BITS, Beat
 
 DEPTH = 16
+ROOM_BELOW = DEPTH - 6  # beats that are under way when `room` falls still fit
 PACE = 3  # clocks between two chunk ends, less one
 
 
 class BeatQueue(Elaboratable):
-    """`beat_in` is always taken; `room` must stop its source three beats before the queue is full.
+    """`beat_in` is always taken; `room` must stop its source within four clocks.
 
     record_credit, token_credit: there is room behind. drained: nothing is in the lanes.
     """
@@ -41,11 +42,12 @@ class BeatQueue(Elaboratable):
         self.takes_token = Signal()
         self.passing = Signal()
         self.empty = Signal()
+        self.level = Signal(range(DEPTH + 1))
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         write, look = Signal(range(DEPTH)), Signal(range(DEPTH))
-        level = Signal(range(DEPTH + 1))
+        level = self.level
         control = self._memory(m, "control", len(CONTROL_NAMES), self.beat_in.control, write, look)
         bits = {name: control[i] for i, name in enumerate(CONTROL_NAMES)}
         pace = Signal(range(PACE + 1))
@@ -66,7 +68,7 @@ class BeatQueue(Elaboratable):
             write.eq(write + self.beat_in.valid),
             look.eq(look + self.passing),
             level.eq(level + self.beat_in.valid - self.passing),
-            self.room.eq(level < DEPTH - 6),
+            self.room.eq(level < ROOM_BELOW),
             pace.eq(Mux(self.passing & bits["last"], PACE, Mux(pace == 0, 0, pace - 1))),
         ]
         with m.If(turn):

@@ -1,6 +1,6 @@
 """Record output: a snapshot becomes four beats of 256 bits with a checksum, queued in block RAM.
 
-Credits: `DEPTH`/4 - 2 records fit for sure; the gate takes one credit per record to come, the last
+Credits: depth / 4 records fit; the gate takes one credit per record to come, the last
 beat leaving on the result stream gives it back. Chunk ends are four clocks apart, so a record is
 out of the snapshot before the next one arrives.
 """
@@ -63,7 +63,7 @@ class RecordOutput(Elaboratable):
 
     def __init__(self, *, depth: int = 512, lost_credit: int = 0) -> None:
         self.depth = depth
-        self.credits = depth // RECORD_BEATS - 2 + lost_credit  # lost_credit: mutation tests only
+        self.credits = depth // RECORD_BEATS + lost_credit  # lost_credit: mutation tests only
         self.snapshot = Signal()
         self.sums = [
             Signal(48, name=f"sum_{entry.name}{i}") for entry in SUMS for i in range(entry.segments)
@@ -80,42 +80,53 @@ class RecordOutput(Elaboratable):
         self.tready = Signal()
         self.overflow = Signal()
         self.records = Signal(32)
+        # on the way from the snapshot to the queue, and out of it: what the proofs count
+        self.phase = Signal(range(RECORD_BEATS))
+        self.valid = [Signal(name=f"beat_valid{i}") for i in range(3)]
+        self.popped = Signal(range(RECORD_BEATS))
+        self.fifo = SyncFIFOBuffered(width=RECORD_BEAT_BITS, depth=depth)
+        self.left = Credits(self.credits, slack=0)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        beat, beat_valid, phase = self._serialise(m)
-        beat, push, last = self._checksum(m, beat, beat_valid, phase)
-        m.submodules.fifo = fifo = SyncFIFOBuffered(width=RECORD_BEAT_BITS + 1, depth=self.depth)
-        gone = Signal()
+        beat, index = self._serialise(m)
+        beat, push = self._checksum(m, beat, index)
+        m.submodules.fifo, m.submodules.left = fifo, left = self.fifo, self.left
+        pop = Signal()
         m.d.comb += [
-            fifo.w_data.eq(Cat(beat, last)),
+            fifo.w_data.eq(beat),
             fifo.w_en.eq(push),
-            Cat(self.tdata, self.tlast).eq(fifo.r_data),
+            self.tdata.eq(fifo.r_data),
             self.tvalid.eq(fifo.r_rdy),
+            self.tlast.eq(self.popped == RECORD_BEATS - 1),
             fifo.r_en.eq(self.tready),
-            gone.eq(self.tvalid & self.tready & self.tlast),
+            pop.eq(self.tvalid & self.tready),
+            left.take.eq(self.take),
+            left.gone.eq(pop & self.tlast),
+            self.credit.eq(left.credit),
         ]
-        m.d.sync += self.overflow.eq(push & ~fifo.w_rdy)
-        m.submodules.left = left = Credits(self.credits)
-        m.d.comb += [left.take.eq(self.take), left.gone.eq(gone), self.credit.eq(left.credit)]
+        m.d.sync += [
+            self.popped.eq(self.popped + pop),
+            self.overflow.eq(push & ~fifo.w_rdy),
+        ]
         return m
 
-    def _serialise(self, m: Module) -> tuple[Signal, Signal, Signal]:
-        """Beats 0..3 in the four clocks from the snapshot on."""
+    def _serialise(self, m: Module) -> tuple[Signal, Signal]:
+        """Beats 0..3 in the four clocks from the snapshot on, and their index."""
         words = self._record_words()
-        phase = Signal(range(RECORD_BEATS))
+        phase, valid = self.phase, self.valid[0]
         busy = Signal()
         m.d.comb += busy.eq(self.snapshot | (phase != 0))
         with m.If(busy):
             m.d.sync += phase.eq(phase + 1)
-        beat, valid, index = Signal(RECORD_BEAT_BITS), Signal(), Signal(range(RECORD_BEATS))
+        beat, index = Signal(RECORD_BEAT_BITS), Signal(range(RECORD_BEATS))
         beats = Array(
             Cat(*words[k * WORDS_PER_BEAT : (k + 1) * WORDS_PER_BEAT]) for k in range(RECORD_BEATS)
         )
         m.d.sync += [beat.eq(beats[phase]), valid.eq(busy), index.eq(phase)]
         with m.If(busy & (phase == RECORD_BEATS - 1)):
             m.d.sync += self.records.eq(self.records + 1)
-        return beat, valid, index
+        return beat, index
 
     def _record_words(self) -> list[Value]:
         """32 words of 32 bits; the checksum's place is zero."""
@@ -133,24 +144,20 @@ class RecordOutput(Elaboratable):
         record = Cat(*parts)
         return [record[32 * i : 32 * i + 32] for i in range(32)]
 
-    def _checksum(
-        self, m: Module, beat: Signal, valid: Signal, phase: Signal
-    ) -> tuple[Signal, Signal, Signal]:
-        """(beat with the checksum in the last word, push, last), two clocks later."""
+    def _checksum(self, m: Module, beat: Signal, index: Signal) -> tuple[Signal, Signal]:
+        """(beat with the checksum in the last word, push), two clocks later."""
         words = [beat[32 * j : 32 * j + 32] for j in range(WORDS_PER_BEAT)]
         fold, beat_1 = Signal(32, reset_less=True), Signal(RECORD_BEAT_BITS, reset_less=True)
-        valid_1, phase_1 = Signal(), Signal(range(RECORD_BEATS))
-        m.d.sync += [
-            fold.eq(fold_beat(words)), beat_1.eq(beat), valid_1.eq(valid), phase_1.eq(phase),
-        ]  # fmt: skip
+        valid, valid_1, push = self.valid
+        index_1 = Signal(range(RECORD_BEATS))
+        m.d.sync += [fold.eq(fold_beat(words)), beat_1.eq(beat), index_1.eq(index)]
         state, total = Signal(32, reset_less=True), Signal(32)
         moved = xor_rows([multiply_x([state[i] for i in range(32)], WORDS_PER_BEAT)])
         m.d.comb += total.eq(fold ^ moved)
         beat_2 = Signal(RECORD_BEAT_BITS, reset_less=True)
-        push, last = Signal(), Signal()
-        m.d.sync += [push.eq(valid_1), last.eq(phase_1 == RECORD_BEATS - 1), beat_2.eq(beat_1)]
+        m.d.sync += [valid_1.eq(valid), push.eq(valid_1), beat_2.eq(beat_1)]
         with m.If(valid_1):
             m.d.sync += state.eq(total)
-        with m.If(phase_1 == RECORD_BEATS - 1):
+        with m.If(index_1 == RECORD_BEATS - 1):
             m.d.sync += [beat_2[-32:].eq(total), state.eq(0)]
-        return beat_2, push, last
+        return beat_2, push

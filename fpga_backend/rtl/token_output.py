@@ -12,7 +12,7 @@ from amaranth.hdl import Cat, Elaboratable, Module, Signal, Value
 from amaranth.lib.fifo import SyncFIFO
 
 from rtl.compute_core import FLAG_NAMES
-from rtl.credits import Credits
+from rtl.credits import SLACK_EVERY_CLOCK, Credits
 from twinscope_fpga.formats import TOKEN_BYTES, TOKEN_FLAGS, VALUE_BITS
 
 TOKEN_BITS = 8 * TOKEN_BYTES
@@ -21,7 +21,7 @@ TOKEN_BITS = 8 * TOKEN_BYTES
 class TokenOutput(Elaboratable):
     """push: the lanes' results belong to a token chunk; last: the chunk ends with this beat."""
 
-    def __init__(self, *, lanes: int, depth: int = 16) -> None:
+    def __init__(self, *, lanes: int, depth: int = 16, lost_credit: int = 0) -> None:
         self.lanes, self.depth = lanes, depth
         self.value = [Signal(VALUE_BITS, name=f"value{i}") for i in range(lanes)]
         self.size = [Signal(31, name=f"size{i}") for i in range(lanes)]
@@ -36,12 +36,14 @@ class TokenOutput(Elaboratable):
         self.tvalid = Signal()
         self.tready = Signal()
         self.overflow = Signal()
+        self.pushing = Signal()
+        self.fifo = SyncFIFO(width=TOKEN_BITS * lanes + 1, depth=depth)
+        self.left = Credits(depth + lost_credit, slack=SLACK_EVERY_CLOCK)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        fifo = SyncFIFO(width=TOKEN_BITS * self.lanes + 1, depth=self.depth)
-        m.submodules.fifo = fifo
-        word, push = Signal(TOKEN_BITS * self.lanes + 1, reset_less=True), Signal()
+        m.submodules.fifo, m.submodules.left = fifo, left = self.fifo, self.left
+        word, push = Signal(TOKEN_BITS * self.lanes + 1, reset_less=True), self.pushing
         m.d.sync += [
             word.eq(Cat(*(self._word(i) for i in range(self.lanes)), self.last)),
             push.eq(self.push),
@@ -54,7 +56,6 @@ class TokenOutput(Elaboratable):
             self.tvalid.eq(fifo.r_rdy),
             fifo.r_en.eq(self.tready),
         ]
-        m.submodules.left = left = Credits(self.depth)
         m.d.comb += [
             left.take.eq(self.take),
             left.gone.eq(self.tvalid & self.tready),

@@ -102,9 +102,7 @@ def test_any_words_in_any_cut(
     words = np.array([w for s in sequences for w in s], dtype=np.uint32).reshape(-1, 2)
     offsets = np.concatenate([[0], np.cumsum([len(s) for s in sequences])]).astype(np.int64)
     q, p = np.ascontiguousarray(words.T)
-    assert same(
-        device.measure(q, p, offsets, mode=mode), golden.measure(q, p, offsets, mode=mode)
-    )
+    assert same(device.measure(q, p, offsets, mode=mode), golden.measure(q, p, offsets, mode=mode))
 
 
 @pytest.mark.parametrize("lanes", LANES)
