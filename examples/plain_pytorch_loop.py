@@ -22,7 +22,7 @@ VOCABULARY, WIDTH, SAMPLES, LENGTH = 64, 64, 64, 32
 
 
 class Policy(nn.Module):
-    """A recurrent language model: logits [S,T,V] for tokens [S,T]."""
+    """A recurrent language model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,31 +30,36 @@ class Policy(nn.Module):
         self.cell = nn.GRU(WIDTH, WIDTH, batch_first=True)
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """float32 logits of the next token at every position."""
-        logits: torch.Tensor = self.head(self.cell(self.embed(tokens))[0])
-        return logits.float()
-
-
-def sampled_logprobs(policy: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Log-probs [S,T-1] of tokens[:, 1:] given what comes before them, nats."""
-    table = policy(tokens[:, :-1]).log_softmax(-1)
-    return table.gather(-1, tokens[:, 1:, None])[..., 0]
+    def forward(
+        self, tokens: torch.Tensor, state: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(float32 log-probs [S,T,V] of the next token at every position, state to go on from)."""
+        hidden, state = self.cell(self.embed(tokens), state)
+        return self.head(hidden).float().log_softmax(-1), state
 
 
 @torch.no_grad()
 def sample(engine: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [S,1+T], the first one fixed, and the engine's log-probs [S,T]."""
-    tokens = torch.zeros(SAMPLES, 1, dtype=torch.int64)
+    """Token by token, as an engine decodes: tokens [S,1+T], the first one fixed, and q [S,T]."""
+    tokens, q, state = [torch.zeros(SAMPLES, 1, dtype=torch.int64)], [], None
     for _ in range(LENGTH):
-        probabilities = engine(tokens)[:, -1].softmax(-1)
-        tokens = torch.cat([tokens, torch.multinomial(probabilities, 1)], 1)
-    return tokens, sampled_logprobs(engine, tokens)
+        table, state = engine(tokens[-1], state)
+        tokens.append(torch.multinomial(table[:, -1].exp(), 1))
+        q.append(table[:, -1].gather(-1, tokens[-1]))
+    return torch.cat(tokens, 1), torch.cat(q, 1)
+
+
+def rescore(policy: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """All positions at once, as a trainer does: p [S,T] of tokens[:, 1:], nats."""
+    table, _ = policy(tokens[:, :-1])
+    chosen: torch.Tensor = table.gather(-1, tokens[:, 1:, None])[..., 0]
+    return chosen
 
 
 def train(steps: int, *, no_sync_from: int | None) -> dict[str, object]:
     """Run the loop; the probe's books at the end."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # the model is tiny
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
     engine = copy.deepcopy(policy).bfloat16()
@@ -68,17 +73,17 @@ def train(steps: int, *, no_sync_from: int | None) -> dict[str, object]:
         probe.rollout(logprobs=q, token_ids=tokens[:, 1:], sample_ids=ids)
 
         with torch.no_grad():
-            p = sampled_logprobs(policy, tokens)
+            p = rescore(policy, tokens)
         probe.train(step=step, logprobs=p, token_ids=tokens[:, 1:], sample_ids=ids)
 
         reward = (tokens[:, 1:] % 2 == 0).float().mean(1)
         advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
-        ratio = (sampled_logprobs(policy, tokens) - p).exp()
+        ratio = (rescore(policy, tokens) - p).exp()
         loss = -(ratio * advantage[:, None]).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        probe.scalar(step=step, reward=float(reward.mean()), loss=float(loss))
+        probe.scalar(step=step, reward=float(reward.mean()), loss=loss.item())
         probe.close_step(step)
     probe.flush(10)
     return {"reward": round(float(reward.mean()), 3), "probe": probe.stats()}
