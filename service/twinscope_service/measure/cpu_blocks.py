@@ -19,7 +19,7 @@ from twinscope_service.measure import formulas
 from twinscope_service.measure.cpu_math import ELEMENTWISE, exp_block, log_block, rho_block
 from twinscope_service.measure.records import F64, I64
 
-BLOCK = 1024
+BLOCK = 2048
 SUMS = {"contract", "reassoc", "nsz", "nnan"}  # sums in any order; the buffers hold no NaN
 
 SENTINEL, NOISE_FLOOR, LOG_EPSILON = formulas.SENTINEL, formulas.NOISE_FLOOR, formulas.LOG_EPSILON
@@ -147,12 +147,7 @@ def transform(n: int, b: F64) -> None:
     if clamped > 0:  # e^p is e^q · ρ only where Δ is whole
         exp_block(b[P:], n, b[EP:])
     for i in range(n):
-        w = b[W + i]
         r = abs(b[D + i]) / max(1.0 - b[EQ + i], NOISE_FLOOR)
-        b[EQ + i] *= w
-        b[EP + i] *= w
-        b[WP + i] *= w
-        b[WM + i] *= w
         b[R + i] = r
         b[SPARE + i] = r + LOG_EPSILON
     log_block(b[SPARE:], n, b[LR:])  # not in place: overlapping arrays are not vectorised
@@ -242,13 +237,15 @@ def add_probability(b: F64, n: int, row: F64) -> float:
     """PROBABILITY; returns the largest |e^p − e^q|."""
     gap = eq = ep = eqq = epp = eqp = rest = 0.0
     for i in range(n):
-        gap += abs(b[EP + i] - b[EQ + i])
-        eq += b[EQ + i]
-        ep += b[EP + i]
-        eqq += b[EQ + i] * b[EQ + i]
-        epp += b[EP + i] * b[EP + i]
-        eqp += b[EQ + i] * b[EP + i]
-        rest += b[W + i] - b[EQ + i]
+        w = b[W + i]
+        x, y = w * b[EQ + i], w * b[EP + i]
+        gap += abs(y - x)
+        eq += x
+        ep += y
+        eqq += x * x
+        epp += y * y
+        eqp += x * y
+        rest += w - x
     row[AT_PROBABILITY + 0] += gap
     row[AT_PROBABILITY + 1] += eq
     row[AT_PROBABILITY + 2] += ep
@@ -258,7 +255,8 @@ def add_probability(b: F64, n: int, row: F64) -> float:
     row[AT_PROBABILITY + 6] += rest
     largest: Any = 0
     for i in range(n):
-        largest = max(largest, np.float64(abs(b[EP + i] - b[EQ + i])).view(np.int64))
+        gap_here = b[W + i] * (b[EP + i] - b[EQ + i])
+        largest = max(largest, np.float64(gap_here).view(np.int64) & HIGHEST)
     return np.int64(largest).view(np.float64)
 
 
@@ -314,7 +312,8 @@ def add_midpoint(b: F64, n: int, row: F64) -> None:
     s = s_d = s_m = s_dd = s_dm = s_mm = 0.0
     z = z_d = z_m = z_dd = z_dm = z_mm = 0.0
     for i in range(n):
-        warm, cool, d, m = b[WP + i], b[WM + i], b[D + i], 0.5 * (b[Q + i] + b[P + i])
+        warm, cool = b[W + i] * b[WP + i], b[W + i] * b[WM + i]
+        d, m = b[D + i], 0.5 * (b[Q + i] + b[P + i])
         dd, dm, mm = d * d, d * m, m * m
         s += warm
         s_d += warm * d
@@ -375,29 +374,44 @@ def add_big(b: F64, n: int, row: F64) -> int:
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
-def add_fills(b: F64, value: int, other: int, before: float, n: int, row: F64, at: int) -> None:
-    """FILL_Q or FILL_P at row[at:]; `before`: 1 if the token before the block was such a fill."""
-    ws, ds, xs, ys = b[W : W + n], b[D : D + n], b[value : value + n], b[other : other + n]
-    count = total = square = across = far = 0.0
+def add_fills(b: F64, n: int, row: F64) -> None:
+    """FILL_Q and FILL_P, but for the pairs."""
+    q_n = q_v = q_vv = q_p = q_far = 0.0
+    p_n = p_v = p_vv = p_q = p_far = 0.0
     for i in range(n):
-        fill = ws[i] if xs[i] == np.rint(xs[i]) else 0.0
-        count += fill
-        total += fill * xs[i]
-        square += fill * xs[i] * xs[i]
-        across += fill * ys[i]
-        far += fill if abs(ds[i]) > FILL_FAR else 0.0
-    if count == 0.0:
-        return
-    pair = before * ws[0] if xs[0] == np.rint(xs[0]) else 0.0
+        w, q, p = b[W + i], b[Q + i], b[P + i]
+        far = abs(b[D + i]) > FILL_FAR
+        fill = w if q == np.rint(q) else 0.0
+        q_n += fill
+        q_v += fill * q
+        q_vv += fill * q * q
+        q_p += fill * p
+        q_far += fill if far else 0.0
+        fill = w if p == np.rint(p) else 0.0
+        p_n += fill
+        p_v += fill * p
+        p_vv += fill * p * p
+        p_q += fill * q
+        p_far += fill if far else 0.0
+    for k, total in enumerate((q_n, q_v, q_vv, q_p, q_far)):
+        row[AT_FILL_Q + k] += total
+    for k, total in enumerate((p_n, p_v, p_vv, p_q, p_far)):
+        row[AT_FILL_P + k] += total
+    if q_n > 0.0:
+        row[AT_FILL_Q + 5] += fill_pairs(b, Q, n, b[CARRY + 3])
+    if p_n > 0.0:
+        row[AT_FILL_P + 5] += fill_pairs(b, P, n, b[CARRY + 4])
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def fill_pairs(b: F64, value: int, n: int, before: float) -> float:
+    """Neighbours that are both whole numbers; `before`: 1 if the token before the block was."""
+    ws, xs = b[W : W + n], b[value : value + n]
+    pairs = before * ws[0] if xs[0] == np.rint(xs[0]) else 0.0
     for i in range(1, n):
         both = (xs[i] == np.rint(xs[i])) & (xs[i - 1] == np.rint(xs[i - 1]))
-        pair += ws[i] * ws[i - 1] if both else 0.0
-    row[at + 0] += count
-    row[at + 1] += total
-    row[at + 2] += square
-    row[at + 3] += across
-    row[at + 4] += far
-    row[at + 5] += pair
+        pairs += ws[i] * ws[i - 1] if both else 0.0
+    return pairs
 
 
 @njit(nogil=True, cache=True)
@@ -413,18 +427,32 @@ def remember(b: F64, n: int) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
 def add_bounds(b: F64, n: int, betas: F64, bounds: I64) -> None:
-    """Tokens beyond each temperature's bound; betas are 1/T, ascending T."""
-    for k in range(betas.size):
-        beta, beyond = betas[k], 0
-        if beta > 1.0:
-            for i in range(n):
-                slack = BOUND_SLACK - BOUND_PER_NAT * b[P + i]
-                beyond += b[Q + i] < b[P + i] * beta - slack
-        else:
-            for i in range(n):
-                slack = BOUND_SLACK - BOUND_PER_NAT * b[P + i]
-                beyond += b[Q + i] > b[P + i] * beta + slack
-        bounds[k] += beyond
+    """Tokens beyond each temperature's bound; betas [10] are 1/T, five above 1, then five below.
+
+    q < βp − slack with slack = 0.1 − 0.02 p is q + 0.1 < (β + 0.02) p, and likewise above.
+    """
+    hot0, hot1, hot2, hot3, hot4 = betas[0], betas[1], betas[2], betas[3], betas[4]
+    n0 = n1 = n2 = n3 = n4 = 0
+    for i in range(n):
+        edge, p = b[Q + i] + BOUND_SLACK, b[P + i]
+        n0 += edge < (hot0 + BOUND_PER_NAT) * p
+        n1 += edge < (hot1 + BOUND_PER_NAT) * p
+        n2 += edge < (hot2 + BOUND_PER_NAT) * p
+        n3 += edge < (hot3 + BOUND_PER_NAT) * p
+        n4 += edge < (hot4 + BOUND_PER_NAT) * p
+    for k, count in enumerate((n0, n1, n2, n3, n4)):
+        bounds[k] += count
+    cold0, cold1, cold2, cold3, cold4 = betas[5], betas[6], betas[7], betas[8], betas[9]
+    n0 = n1 = n2 = n3 = n4 = 0
+    for i in range(n):
+        edge, p = b[Q + i] - BOUND_SLACK, b[P + i]
+        n0 += edge > (cold0 - BOUND_PER_NAT) * p
+        n1 += edge > (cold1 - BOUND_PER_NAT) * p
+        n2 += edge > (cold2 - BOUND_PER_NAT) * p
+        n3 += edge > (cold3 - BOUND_PER_NAT) * p
+        n4 += edge > (cold4 - BOUND_PER_NAT) * p
+    for k, count in enumerate((n0, n1, n2, n3, n4)):
+        bounds[5 + k] += count
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from twinscope_service.measure import formulas
 from twinscope_service.measure.cpu_kernel import read_only
-from twinscope_service.measure.cpu_math import LN2_HIGH, LN2_LOW, LOG2_E, ROUND
+from twinscope_service.measure.cpu_math import k3_block
 from twinscope_service.measure.records import F64, MeasureOptions, PairBlock
 
 SENTINEL = formulas.SENTINEL
@@ -37,13 +37,14 @@ def core_sums(
     q: NDArray[np.float32], p: NDArray[np.float32], mask: NDArray[np.uint8], clamp: float
 ) -> F64:
     """[n, Σ Δ, Σ Δ² clamped, Σ k3 clamped, Σ|Δ|, Σ q, Σ p] over counted tokens."""
-    sums, buffer = np.zeros(7), np.zeros(4 * BLOCK)
+    sums, buffer = np.zeros(7), np.zeros(5 * BLOCK)
     for begin in range(0, q.size, BLOCK):
         n = min(BLOCK, q.size - begin)
         part = slice(begin, begin + n)
         load_core(q[part], p[part], mask[part] if mask.size else mask, buffer)
-        transform_core(buffer, n, clamp)
-        add_core(buffer, n, clamp, sums)
+        clamp_core(buffer, n, clamp)
+        k3_block(buffer[3 * BLOCK :], n, buffer[4 * BLOCK :])
+        add_core(buffer, n, sums)
     return sums
 
 
@@ -71,36 +72,22 @@ def load_core(
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
-def transform_core(b: F64, n: int, clamp: float) -> None:
-    """k3 at b[3 BLOCK:]; see cpu_math.rho_block."""
+def clamp_core(b: F64, n: int, clamp: float) -> None:
+    """Δ clamped, at b[3 BLOCK:]."""
     for i in range(n):
-        x = min(max(b[2 * BLOCK + i] - b[BLOCK + i], -clamp), clamp)
-        shifted = x * LOG2_E + ROUND
-        whole = shifted - ROUND
-        r = x - whole * LN2_HIGH
-        r = r - whole * LN2_LOW
-        scale = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
-        c = r * (1 / 40320.0) + 1 / 5040.0
-        c = c * r + 1 / 720.0
-        c = c * r + 1 / 120.0
-        c = c * r + 1 / 24.0
-        c = c * r + 1 / 6.0
-        c = c * r + 0.5
-        tail = r * r * c
-        b[3 * BLOCK + i] = tail if whole == 0.0 else scale * (r + tail) + (scale - 1.0) - x
+        b[3 * BLOCK + i] = min(max(b[2 * BLOCK + i] - b[BLOCK + i], -clamp), clamp)
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
-def add_core(b: F64, n: int, clamp: float, sums: F64) -> None:
+def add_core(b: F64, n: int, sums: F64) -> None:
     """The seven sums of a block."""
     count = d = d2 = k3 = size = q = p = 0.0
     for i in range(n):
         raw = b[2 * BLOCK + i] - b[BLOCK + i]
-        near = min(max(raw, -clamp), clamp)
         count += b[i]
         d += raw
-        d2 += near * near
-        k3 += b[3 * BLOCK + i]
+        d2 += b[3 * BLOCK + i] * b[3 * BLOCK + i]
+        k3 += b[4 * BLOCK + i]
         size += abs(raw)
         q += b[BLOCK + i]
         p += b[2 * BLOCK + i]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twinscope_service.measure import cpu_blocks as blocks
 from twinscope_service.measure.cpu_blocks import BLOCK, SUMS
-from twinscope_service.measure.cpu_math import ELEMENTWISE, rho_block
+from twinscope_service.measure.cpu_math import ELEMENTWISE, k3_block
 from twinscope_service.measure.records import F64, I64, PairBlock
 
 
@@ -77,16 +77,13 @@ class Window(NamedTuple):
     p: F64
     both: F64
     d: F64
-    warm: F64
-    cool: F64
-    rho_m1: F64
     k3: F64
 
 
 @njit(nogil=True, cache=True)
 def measure_samples(pairs: Pairs, settings: Settings, b: F64, window: Window, out: Totals) -> None:
     """Every sample, block by block."""
-    run = np.zeros(8)
+    run, block, others = np.zeros(8), np.zeros(8), np.zeros_like(out.q_profile)
     for row in range(pairs.begin.size):
         begin, end = pairs.begin[row], pairs.end[row]
         b[blocks.CARRY :] = 0.0
@@ -107,8 +104,9 @@ def measure_samples(pairs: Pairs, settings: Settings, b: F64, window: Window, ou
             blocks.transform(n, b)
             add_columns(pairs, settings, b, n, t, out, row)
             add_histogram(settings, b, n, out.slot, out.histogram)
-            add_q_profile(b, n, out.slot, out.q_profile)
-            add_profiles(b, n, t, end - begin, out, run, out.rows[row])
+            add_profiles(b, n, t, end - begin, out, run, block)
+            out.rows[row, blocks.AT_PROFILE : blocks.AT_PROFILE + 8] += block
+            add_q_profile(b, n, out.slot, block, others, out.q_profile)
             add_worst(b, n, start, row, out)
             blocks.remember(b, n)
         out.rows[row, blocks.AT_LENGTH] = end - begin
@@ -144,8 +142,7 @@ def add_columns(
     blocks.add_grid(b, n, sums)
     blocks.add_midpoint(b, n, sums)
     blocks.add_position(b, n, pairs.log_position[t : t + n], sums)
-    blocks.add_fills(b, blocks.Q, blocks.P, b[blocks.CARRY + 3], n, sums, blocks.AT_FILL_Q)
-    blocks.add_fills(b, blocks.P, blocks.Q, b[blocks.CARRY + 4], n, sums, blocks.AT_FILL_P)
+    blocks.add_fills(b, n, sums)
     blocks.add_bounds(b, n, pairs.betas, out.bounds)
     largest = blocks.add_extremes(b, n, out.extremes)
     out.extremes[5] = max(out.extremes[5], gap)
@@ -183,32 +180,29 @@ def add_histogram(settings: Settings, b: F64, n: int, slot: NDArray[np.uint32], 
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
-def add_q_profile(b: F64, n: int, slot: NDArray[np.uint32], out: F64) -> None:
-    """The profile by q, in buckets of half a nat.
+def add_q_profile(
+    b: F64, n: int, slot: NDArray[np.uint32], block: F64, others: F64, out: F64
+) -> None:
+    """The profile by q, in buckets of half a nat. `block` [8] are the sums of the whole block.
 
-    Bucket 0 (q > −½) holds most tokens of a trained policy: whole block minus the others, without
-    a subtraction: it is summed at once with weights, and only the others are scattered.
+    Bucket 0 (q > −½) holds most tokens of a trained policy: only the others are scattered, and it
+    gets the rest. Rounding is relative to the block's Σ|x|, as for any other sum.
     """
-    d0 = s0 = dd0 = k0 = lr0 = lrr0 = n0 = 0.0
+    count = 0
     for i in range(n):
-        near = 1.0 if b[blocks.Q + i] > -0.5 else 0.0
-        d, lr = near * b[blocks.D + i], near * b[blocks.LR + i]
-        n0 += near * b[blocks.W + i]
-        d0 += d
-        s0 += abs(d)
-        dd0 += d * d
-        k0 += near * b[blocks.K3 + i]
-        lr0 += lr
-        lrr0 += lr * lr
-    for c, total in enumerate((n0, d0, s0, dd0, k0, k0 + d0, lr0, lrr0)):
-        out[0, c] += total
-    others = 0
-    for i in range(n):
-        slot[others] = np.uint32(i)
-        others += b[blocks.Q + i] <= -0.5
-    for k in range(others):
+        slot[count] = np.uint32(i)
+        count += b[blocks.Q + i] <= -0.5
+    others[:] = 0.0
+    for k in range(count):
         i = slot[k]
-        add_token(b, i, out[int(min(-2.0 * b[blocks.Q + i], 31.0))])
+        add_token(b, i, others[int(min(-2.0 * b[blocks.Q + i], 31.0))])
+    left = block[0] - others[:, 0].sum()  # counts, so exact
+    for c in range(8):
+        rest = block[c]
+        for bucket in range(1, others.shape[0]):
+            rest -= others[bucket, c]
+            out[bucket, c] += others[bucket, c]
+        out[0, c] += rest if left > 0.0 else 0.0
 
 
 @njit(nogil=True, cache=True)
@@ -236,12 +230,13 @@ def digits(value: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def add_profiles(b: F64, n: int, t0: int, length: int, out: Totals, run: F64, row: F64) -> None:
-    """Profiles by position, and the row's PROFILE columns.
+def add_profiles(b: F64, n: int, t0: int, length: int, out: Totals, run: F64, block: F64) -> None:
+    """Profiles by position, and the sums of the block into `block` [8].
 
     The buckets are runs of positions: cut the block where any of them changes and add whole runs.
     """
     t, end = t0, t0 + n
+    block[:] = 0.0
     while t < end:
         rest = length - 1 - t
         near, far, part = digits(t), digits(rest), 16 * t // length
@@ -253,7 +248,7 @@ def add_profiles(b: F64, n: int, t0: int, length: int, out: Totals, run: F64, ro
             out.position[min(near, 23), c] += run[c]
             out.from_end[min(far, 23), c] += run[c]
             out.relative[part, c] += run[c]
-            row[blocks.AT_PROFILE + c] += run[c]
+            block[c] += run[c]
         t = stop
     for t in range(t0, min(end, 8)):
         add_token(b, t - t0, out.first[t])
@@ -304,7 +299,7 @@ def scan_lags(
         sums[:] = 0.0
         at_q, at_p = max(0, -lag), max(0, lag)
         pair_up(window, at_q, at_p, n, settings.clamp)
-        rho_block(window.d, n, window.warm, window.cool, window.rho_m1, window.k3)
+        k3_block(window.d, n, window.k3)
         add_lag(window, at_q, at_p, n, sums)
         out.lag_count[row, k] = sums[0]
         out.lag_size[row, k] = sums[1]

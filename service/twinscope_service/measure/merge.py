@@ -129,7 +129,12 @@ def merge_rows(a: SampleRows, b: SampleRows) -> SampleRows:
 
 
 def sort_rows(rows: SampleRows) -> SampleRows:
-    """Rows by key; rows with the same key by their content, so that the order is canonical."""
+    """Rows by key; rows with the same key by their content, so that the order is canonical.
+
+    No rows at all are always `empty_rows()`: whether there would have been side columns is not kept.
+    """
+    if not len(rows.keys):
+        return empty_rows()
     order = key_order(rows.keys)
     spots = repeated_keys(rows.keys[order])
     if len(spots):
