@@ -142,8 +142,8 @@ class Pipeline(Upkeep):
 def open_pipeline(
     settings: Settings, *, clock: Clock | None = None, stages: Stages | None = None
 ) -> Pipeline:
-    """Open `settings.data_dir`, take in again what was accepted before, be ready."""
+    """Open `settings.data_dir` and take in again what was accepted before; ready in a moment."""
     stages = stages or build_stages(settings)
     pipeline = Pipeline(settings, DataDir(settings), stages=stages, clock=clock or SystemClock())
-    pipeline.replay()
+    pipeline.start()
     return pipeline

@@ -74,7 +74,7 @@ class Stages:
     judge: Judge = judge
 
     def warm_up(self) -> None:
-        """Let the engine compile what it compiles before the first batch has to wait for it."""
+        """Let the engine compile what it compiles: half a minute once, a moment from its cache."""
         values = np.array([-1.0, -2.0], np.float32)
         key = np.zeros((1, 16), np.uint8)
         block = PairBlock(np.array([0, 2], np.int64), values, values, key)
@@ -86,10 +86,10 @@ class Stages:
 
 
 def build_stages(settings: Settings) -> Stages:
-    """The stages that ship, as the settings want them, ready to run."""
+    """The stages that ship, as the settings want them."""
     low, high = settings.clip
     options = MeasureOptions(clamp=settings.clamp, clip_low=low, clip_high=high)
-    stages = Stages(
+    return Stages(
         engine=build_engine(settings.engine),
         options=options,
         bands=build_bands(settings),
@@ -97,8 +97,6 @@ def build_stages(settings: Settings) -> Stages:
         detect=build_detect(build_detect_options(settings), options),
         diagnose=partial(diagnose, options=DiagnoseOptions(measure=options)),
     )
-    stages.warm_up()
-    return stages
 
 
 def build_detect_options(settings: Settings) -> DetectOptions:

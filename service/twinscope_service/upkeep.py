@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -65,6 +66,11 @@ class Upkeep(Reads):
             if kind == RESTART and step is not None:
                 state.join.reopen(step)
 
+    def start(self) -> None:
+        """Take in again what was accepted before; get ready meanwhile."""
+        self.replay()
+        threading.Thread(target=self.warm_up, name="twinscope-warm-up", daemon=True).start()
+
     def replay(self) -> None:
         """Take in again what was accepted before a restart and belongs to no closed step."""
         with self._lock, self._meter.time("replay"):
@@ -80,6 +86,11 @@ class Upkeep(Reads):
                     self._store.abandon(stored.seq)
             self._wake_recent()
             self._make_room()
+
+    def warm_up(self) -> None:
+        """Be ready when the engine is: a batch that comes earlier waits for it."""
+        with self._meter.survive("warm_up", crashed=lambda _: None):
+            self._stages.warm_up()
             self._ready = True
 
     def close(self) -> None:

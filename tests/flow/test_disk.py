@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from batches import body_of, make_samples
 from pipelines import Bench
+from waiting import eventually
 
 from twinscope.errors import ConfigError
 from twinscope_service.config import load_settings
@@ -94,7 +95,8 @@ def test_a_damaged_body_is_put_aside_and_counted(bench: Bench, damage: str) -> N
 
     health = bench.open().health()
 
-    assert (health.ready, health.waiting_samples) == (True, 10)
+    assert health.waiting_samples == 10
+    assert eventually(lambda: bench.pipeline.health().ready)
     assert health.quarantined == (damage != "gone")
     assert bench.restart().health().waiting_samples == 10
 
@@ -121,7 +123,7 @@ def test_a_damaged_database_is_put_aside_and_the_service_starts(bench: Bench, da
 
     pipeline = bench.open()
 
-    assert pipeline.health().ready
+    assert eventually(lambda: pipeline.health().ready)
     assert pipeline.runs() == []
     assert pipeline.health().quarantined == 2
     assert bench.send(body_of(SAMPLES, "rollout")).waiting == 20

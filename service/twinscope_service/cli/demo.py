@@ -15,7 +15,7 @@ from typing import Any
 
 HEALTHY_STEPS, FAULTY_STEPS, SAMPLES_PER_STEP = 30, 10, 48
 RUN = "demo"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0  # the first start compiles the engine
 
 
 def add(commands: Any) -> None:
