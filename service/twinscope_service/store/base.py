@@ -164,6 +164,12 @@ class Store(Protocol):
         """The latest events (step, kind, fields), oldest first."""
         ...
 
+    def add_alerts(
+        self, run: str, alerts: Sequence[AlertView], *, state: Mapping[str, Any], at: float
+    ) -> None:
+        """Alerts that no step brought, with the detector state that goes with them."""
+        ...
+
     def alerts(self, run: str, *, limit: int) -> list[AlertView]:
         """Alerts, newest first."""
         ...

@@ -109,6 +109,36 @@ MIGRATIONS: tuple[str, ...] = (
         state TEXT NOT NULL                -- JSON
     ) WITHOUT ROWID;
     """,
+    """
+    DROP TABLE outbox;
+    ALTER TABLE alerts ADD COLUMN notice INTEGER;
+
+    CREATE TABLE notices (                 -- one per (run, kind, cause) while it lasts
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        run TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        cause TEXT NOT NULL,               -- first cause when it began, or the group's series
+        state TEXT NOT NULL,               -- provisional, firing, resolved
+        started_at REAL NOT NULL,
+        resolved_at REAL,
+        told_at REAL NOT NULL DEFAULT 0,   -- when news of it were last queued
+        news TEXT NOT NULL DEFAULT '{}'    -- JSON, the latest
+    );
+    CREATE INDEX notices_open ON notices (run, kind) WHERE resolved_at IS NULL;
+
+    CREATE TABLE outbox (                  -- one row per piece of news and target
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        target TEXT NOT NULL,
+        run TEXT NOT NULL,
+        notice INTEGER NOT NULL,
+        news TEXT NOT NULL,                -- JSON
+        created_at REAL NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        delivered_at REAL,                 -- NULL: still to be sent
+        last_error TEXT
+    );
+    CREATE INDEX outbox_due ON outbox (target, id) WHERE delivered_at IS NULL;
+    """,
 )
 
 

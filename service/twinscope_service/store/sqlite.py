@@ -7,7 +7,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from twinscope_service.store.base import (
     StoredBatch,
 )
 from twinscope_service.store.migrations import migrate
+from twinscope_service.store.outbox import record_alerts
 from twinscope_service.store.rows import (
     alert_view,
     apply_settled,
@@ -30,7 +31,6 @@ from twinscope_service.store.rows import (
     pack_settled,
     stored_batch,
     timeline_row,
-    upsert_alert,
 )
 from twinscope_service.views import AlertView, StepView, TimelineRow
 
@@ -75,7 +75,12 @@ def _put_aside(data_dir: Path) -> None:
 
 
 class SqliteStore:
-    """`base.Store` on one file. Opening it migrates the schema."""
+    """`base.Store` on one file. Opening it migrates the schema.
+
+    `targets`: names of those who are told of alerts; set once, before the first step closes.
+    """
+
+    targets: tuple[str, ...] = ()
 
     def __init__(self, path: Path, *, power_safe: bool) -> None:
         self._write_lock, self._read_lock = threading.RLock(), threading.RLock()
@@ -164,8 +169,10 @@ class SqliteStore:
             if closed.detector_state is not None:
                 state = (view.run, _dump(closed.detector_state))
                 db.execute("INSERT OR REPLACE INTO detector_state VALUES (?,?)", state)
-            for alert in closed.alerts:
-                upsert_alert(db, view.run, alert, at=view.closed_at or 0.0)
+            record_alerts(
+                db, view.run, closed.alerts,
+                diagnosis=view.diagnosis, targets=self.targets, at=view.closed_at or 0.0,
+            )  # fmt: skip
         return files
 
     def closed_steps(self, run: str) -> list[int]:
@@ -264,6 +271,14 @@ class SqliteStore:
         rows = self._read("SELECT * FROM events WHERE run = ? ORDER BY id DESC LIMIT ?", run, limit)
         return [(row["step"], row["kind"], json.loads(row["fields"])) for row in reversed(rows)]
 
+    def add_alerts(
+        self, run: str, alerts: Sequence[AlertView], *, state: Mapping[str, Any], at: float
+    ) -> None:
+        """Alerts that no step brought, with the detector state that goes with them."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO detector_state VALUES (?,?)", (run, _dump(state)))
+            record_alerts(db, run, alerts, diagnosis=(), targets=self.targets, at=at)
+
     def alerts(self, run: str, *, limit: int) -> list[AlertView]:
         """Alerts, newest first."""
         rows = self._read("SELECT * FROM alerts WHERE run = ? ORDER BY id DESC LIMIT ?", run, limit)
@@ -295,6 +310,14 @@ class SqliteStore:
         with self._write_lock, self._read_lock:
             self._reader.close()
             self._writer.close()
+
+    def transaction(self) -> AbstractContextManager[sqlite3.Connection]:
+        """For the outbox, which has its own queries."""
+        return self._transaction()
+
+    def read(self, query: str, *values: object) -> list[sqlite3.Row]:
+        """For the outbox, which has its own queries."""
+        return self._read(query, *values)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
