@@ -204,8 +204,38 @@ def _k3_of_others(view: View, touched: Mask) -> float | None:
 
 
 def padding_attended(view: View) -> Claim | None:
-    """Samples with more left padding are worse, from their first token on: pads are attended."""
-    return _by_padding(view, "padding_attended")
+    """Samples with more left padding are worse, from their first token on: pads are attended.
+
+    Or those further back in a packed row: the neighbours in the pack are attended.
+    """
+    return _by_padding(view, "padding_attended") or _by_pack_slot(view)
+
+
+def _by_pack_slot(view: View) -> Claim | None:
+    slot, known = view.attribute("pack_slot")
+    known = known & (view.column("n") > 0)
+    first, later = known & (slot == 0), known & (slot > 0)
+    if first.sum() < 3 or later.sum() < 3:
+        return None
+    quiet, loud = view.noise_level[first], view.noise_level[later]
+    se = sqrt(float(quiet.var(ddof=1)) / len(quiet) + float(loud.var(ddof=1)) / len(loud))
+    gap = float(loud.mean() - quiet.mean())
+    z = gap / max(se, 1e-9)
+    k3_first = _k3_of(view, first)
+    if z < 3.0 or gap < 0.3:
+        return None
+    return Claim(
+        cause="padding_attended",
+        kind="tested",
+        strength=min(z / Z_EVIDENCE, gap / 0.4, 3.0),
+        evidence=(
+            f"samples behind others in a packed row are {np.exp(gap):.1f} times as loud as those "
+            f"in front (z {z:.1f}): attention crosses the borders inside the pack"
+        ),
+        estimate={"by": "pack_slot", "log_ratio": round(gap, 3)},
+        k3_after=k3_first,
+        explains=1.0 if k3_first is None else explained(view, k3_first),
+    )
 
 
 def position_offset(view: View) -> Claim | None:
@@ -404,7 +434,35 @@ def retokenized(view: View) -> Claim | None:
             },
             k3_after=view.k3 if view.tokens > 0 else None,
         )
-    return _bad_tails(view)
+    return _later_turns(view) or _bad_tails(view)
+
+
+def _later_turns(view: View) -> Claim | None:
+    """First turns agree, later ones do not: the history was encoded again."""
+    turn, known = view.attribute("turn")
+    known = known & (view.column("n") > 0)
+    first, later = known & (turn == 0), known & (turn > 0)
+    if first.sum() < 3 or later.sum() < 3:
+        return None
+    quiet, loud = view.noise_level[first], view.noise_level[later]
+    se = sqrt(float(quiet.var(ddof=1)) / len(quiet) + float(loud.var(ddof=1)) / len(loud))
+    gap = float(loud.mean() - quiet.mean())
+    if gap < 0.5 or gap / max(se, 1e-9) < Z_EVIDENCE:
+        return None
+    return Claim(
+        cause="retokenized",
+        kind="tested",
+        strength=min(gap / max(se, 1e-9) / Z_EVIDENCE, gap / 0.6, 2.0),
+        evidence=(
+            f"turns after the first are {np.exp(gap):.1f} times as loud as first turns (z "
+            f"{gap / max(se, 1e-9):.1f})"
+        ),
+        estimate={"by": "turn", "log_ratio": round(gap, 3)},
+        k3_after=_k3_of(view, first),
+        touched=later,
+        group=("retokenized", "mask_includes_non_response"),
+        separator="token ids of both sides",
+    )
 
 
 def _bad_tails(view: View) -> Claim | None:

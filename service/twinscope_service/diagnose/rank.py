@@ -46,6 +46,12 @@ TIER: dict[str, int] = {
     "low_precision_logits": 8, "norm_or_precision_mismatch": 8,
     "bf16_logprob_storage": 9, "sampling_not_as_reported": 9,
 }  # fmt: skip
+# Kinds of events that begin a trouble of a family.
+EVENTS_OF: dict[str, frozenset[str]] = {
+    "weights": frozenset({"weight_sync", "restart", "cache_flush", "checkpoint"}),
+    "sampling": frozenset({"config_change", "restart"}),
+    "numerics": frozenset({"config_change", "restart", "engine_upgrade"}),
+}
 # ... but never these: they are true or false whatever else is wrong.
 INDEPENDENT = frozenset(
     {"bf16_logprob_storage", "side_missing", "nonfinite_values", "bypass_mode", "retokenized"}
@@ -72,7 +78,7 @@ def diagnose(
     """Ranked causes, best first; `numerical_noise` first when nothing is wrong. Pure."""
     options = options or DiagnoseOptions()
     view = View(summary, context, history)
-    claims = find_claims(view)
+    claims = at_onset(find_claims(view), view)
     causes = [_cause(view, claim, claims) for claim in claims]
     ranked = sorted(causes, key=lambda c: -c.confidence * _weight(c))
     ranked = _with_noise(ranked, _noise(view, claims))
@@ -86,6 +92,33 @@ def _with_noise(ranked: list[Cause], noise: Cause) -> list[Cause]:
         return [noise, *ranked]
     place = sum(1 for c in ranked[1:] if c.confidence > noise.confidence) + 1
     return [*ranked[:place], noise, *ranked[place:]]
+
+
+def at_onset(claims: list[Claim], view: View) -> list[Claim]:
+    """What changed when it began: the onset is part of every estimate, its events of the evidence.
+
+    An event of a claim's own kind (a weight sync for weights, a change of settings for sampling
+    and numerics) makes it likelier.
+    """
+    onset = None if view.history is None else view.history.onset_step
+    if onset is None:
+        return claims
+    events = [
+        e.kind for e in view.context.events if e.step is not None and abs(e.step - onset) <= 1
+    ]
+    found = []
+    for claim in claims:
+        fits = set(events) & EVENTS_OF.get(FAMILY_OF[claim.cause], frozenset())
+        said = f"; began at step {onset}" + (f" with {', '.join(sorted(fits))}" if fits else "")
+        found.append(
+            replace(
+                claim,
+                strength=claim.strength * (1.15 if fits else 1.0),
+                evidence=claim.evidence + said,
+                estimate={**claim.estimate, "onset_step": onset},
+            )
+        )
+    return found
 
 
 def find_claims(view: View, *, depth: int = 0) -> list[Claim]:

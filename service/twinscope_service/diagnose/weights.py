@@ -10,9 +10,11 @@ import numpy as np
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
 from twinscope_service.diagnose.level import level_strength
 from twinscope_service.diagnose.view import Mask, View
-from twinscope_service.measure.records import F64
+from twinscope_service.measure.records import F64, PROFILE_COLUMNS
 
 Z_EVIDENCE = 5.0
+SPAN_INFLATION = 4.0  # tokens of a sample are not independent; spans have no sample rows
+PROFILE = {name: i for i, name in enumerate(PROFILE_COLUMNS)}
 SAME_WEIGHTS = ("stale_weights", "partial_weight_sync", "corrupt_weight_layout")
 SEPARATOR = "log-probs of 1 000 tokens under the previous weights, or a checksum per tensor"
 
@@ -22,7 +24,8 @@ def stale_weights(view: View) -> Claim | None:
     declared = _by_version_lag(view)
     if declared is not None:
         return declared
-    return _frozen_engine(view) or _by_level(view, "stale_weights")
+    by_history = _frozen_engine(view) or _learned_direction(view)
+    return by_history or _by_level(view, "stale_weights")
 
 
 def _by_version_lag(view: View) -> Claim | None:
@@ -92,6 +95,35 @@ def _frozen_engine(view: View) -> Claim | None:
         k3_after=float(np.exp(y.min())),
         group=() if stuck else ("stale_weights", "update_lost_to_rounding"),
         separator="a checksum of the engine's weights before and after a sync",
+    )
+
+
+def _learned_direction(view: View) -> Claim | None:
+    """p is above q where the advantage is positive: the trainer learned, the engine did not."""
+    advantage, known = view.attribute("advantage")
+    known = known & (view.column("n") > 0)
+    if known.sum() < 16 or float(advantage[known].std()) == 0.0:
+        return None
+    gap = (view.column("d") / np.maximum(view.column("n"), 1.0))[known]
+    x = advantage[known] - advantage[known].mean()
+    slope = float(x @ gap / (x @ x))
+    left = gap - gap.mean() - slope * x
+    se = sqrt(float(((x * left) ** 2).sum())) / float(x @ x)
+    z = slope / max(se, 1e-12)
+    level = level_strength(view)
+    if z < Z_EVIDENCE or level < 0.3:
+        return None
+    return Claim(
+        cause="stale_weights",
+        kind="tested",
+        strength=min(z / Z_EVIDENCE, 0.7 + level, 3.0),
+        evidence=(
+            f"mean Δ of a sample rises by {slope:.3f} nats per unit of advantage (z {z:.1f}): the "
+            f"trainer has learned what the engine does not know"
+        ),
+        estimate={"nats_per_advantage": round(slope, 4)},
+        k3_after=view.floor,
+        separator="weight versions of both sides",
     )
 
 
@@ -184,12 +216,51 @@ def stale_prefix_cache(view: View) -> Claim | None:
 
 def mixed_weight_versions(view: View) -> Claim | None:
     """Some engines, replicas or spans are of another version than the rest."""
-    best: Claim | None = None
+    best = _by_span(view)
     for group in view.summary.rows.groups:
         claim = _odd_labels(view, group, view.labels(group))
         if claim is not None and (best is None or claim.strength > best.strength):
             best = claim
     return best
+
+
+def _by_span(view: View) -> Claim | None:
+    """Tokens of one step were made by several versions inside samples; older ones are louder."""
+    lags = view.summary.version_lag
+    spans = {lag: row for lag, row in lags.items() if row[PROFILE["n"]] >= 200}
+    _, has_version = view.attribute("rollout_version")
+    if not view.whole or len(spans) < 2 or _one_version_each(view, len(spans), has_version):
+        return None
+    newest, oldest = min(spans), max(spans)
+    mean = {lag: row[PROFILE["lr"]] / row[PROFILE["n"]] for lag, row in spans.items()}
+    spread = {
+        lag: (row[PROFILE["lr2"]] / row[PROFILE["n"]] - mean[lag] ** 2) / row[PROFILE["n"]]
+        for lag, row in spans.items()
+    }
+    gap = float(mean[oldest] - mean[newest])
+    z = gap / sqrt(SPAN_INFLATION * float(spread[oldest] + spread[newest]))
+    if z < Z_EVIDENCE or gap < 0.3:
+        return None
+    k3 = {lag: float(row[PROFILE["k3"]] / row[PROFILE["n"]]) for lag, row in spans.items()}
+    return Claim(
+        cause="mixed_weight_versions",
+        kind="tested",
+        strength=min(z / Z_EVIDENCE, gap / 0.4, 3.0),
+        evidence=(
+            f"tokens made {oldest} versions ago have k3 {k3[oldest]:.2g}, those made {newest} "
+            f"versions ago {k3[newest]:.2g} (z {z:.1f}): the weights changed inside samples"
+        ),
+        estimate={"k3_by_version_lag": {str(lag): round(k3[lag], 5) for lag in sorted(k3)}},
+        k3_after=k3[newest],
+        explains=explained(view, k3[newest]),
+    )
+
+
+def _one_version_each(view: View, lags: int, known: Mask) -> bool:
+    """Do the samples' own versions give all the lags there are? Then nothing changed inside."""
+    rollout, _ = view.attribute("rollout_version")
+    train, _ = view.attribute("train_version")
+    return bool(known.any()) and len(np.unique((train - rollout)[known])) >= lags
 
 
 def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None:

@@ -1,0 +1,191 @@
+"""What headers, versions, groups, turns, advantages, references and history add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twinscope.wire.batch import Batch
+from twinscope_service.diagnose.cause import Cause
+from twinscope_service.diagnose.context import Context, Event, History, JoinCounts, StepPoint
+from twinscope_service.diagnose.rank import diagnose
+from twinscope_service.lab.cases import Case, summarise
+from twinscope_service.lab.draft import Draft
+from twinscope_service.lab.faults import FAULTS, apply
+from twinscope_service.measure.engine import build_engine
+from twinscope_service.measure.merge import empty
+
+Diagnose = Callable[[Batch], tuple[Cause, ...]]
+ENGINE = build_engine("reference")
+
+
+def disturbed(batch: Batch, sigma: float, **arrays: Any) -> Batch:
+    """The batch with structureless noise on p, and extra arrays."""
+    draft = Draft.of(batch, 7)
+    draft.disturb_train(sigma)
+    draft.arrays.update(arrays)
+    return draft.finish()
+
+
+def diagnosed_with(
+    batch: Batch, history: History | None = None, **context: Any
+) -> tuple[Cause, ...]:
+    """Diagnosis with extra context fields."""
+    summary, base = summarise(batch, ENGINE)
+    return diagnose(summary, context=replace(base, **context), history=history)
+
+
+def growing(versions: Mapping[int, int], k3: Callable[[int], float]) -> History:
+    """Twenty closed steps whose k3 is `k3(step)`; `versions` maps step to engine version."""
+    points = tuple(
+        StepPoint(step, k3(step), 10_000, "ok", versions[step], step) for step in range(20)
+    )
+    return History(points)
+
+
+def test_a_frozen_engine_is_stale(healthy: Case) -> None:
+    """k3 grows while the engine's version stands still."""
+    history = growing(dict.fromkeys(range(20), 0), lambda step: 1e-3 * 1.2**step)
+    first = diagnosed_with(disturbed(healthy.batch, 0.5), history)[0]
+
+    assert first.cause == "stale_weights"
+    assert first.estimate["version_stuck"] is True
+
+
+def test_growth_under_advancing_versions_and_a_coarse_engine_may_be_rounding(
+    healthy: Case,
+) -> None:
+    """The pair cannot tell it from a frozen engine: one group, both reported."""
+    history = growing({s: s for s in range(20)}, lambda step: 1e-3 * 1.2**step)
+    batch = apply(FAULTS["update_lost_to_rounding"], healthy.batch, seed=1)
+    found = {c.cause: c for c in diagnosed_with(batch, history)}
+
+    assert {"stale_weights", "update_lost_to_rounding"} <= found.keys()
+    assert "stale_weights" in found["update_lost_to_rounding"].group
+
+
+def test_weights_that_change_inside_samples_are_seen_by_span(healthy: Case) -> None:
+    """The second half of every sample is four versions fresher and quiet."""
+    draft = Draft.of(healthy.batch, 3)
+    lengths = np.diff(draft.offsets)
+    old = draft.positions() < draft.per_token(lengths // 2)
+    draft.disturb_train(np.where(old, 0.5, 0.0))
+    draft.arrays["train_version"] = np.full(draft.samples, 9, np.int64)
+    draft.arrays["rollout_version"] = np.full(draft.samples, 5, np.int64)
+    draft.header = {"version_spans": tuple((s, int(n // 2), 9) for s, n in enumerate(lengths))}
+    first = diagnosed_with(draft.finish())[0]
+
+    assert first.cause == "mixed_weight_versions"
+    assert set(first.estimate["k3_by_version_lag"]) == {"0", "4"}
+
+
+def test_a_trainer_that_learned_alone_shows_in_the_advantages(healthy: Case) -> None:
+    """p above q on samples of positive advantage, below it on the others."""
+    advantage = np.random.default_rng(1).choice([-1.0, 1.0], healthy.batch.samples)
+    draft = Draft.of(healthy.batch, 3)
+    gain = 0.1 * draft.per_token(advantage) * -np.expm1(draft.q)
+    draft.arrays["train_logprobs"] = np.minimum(draft.p + gain, 0.0).astype(np.float32)
+    draft.arrays["advantage"] = advantage.astype(np.float32)
+    first = diagnosed_with(draft.finish())[0]
+
+    assert first.cause == "stale_weights"
+    assert first.estimate["nats_per_advantage"] > 0
+
+
+def test_a_packed_row_that_leaks_shows_by_slot(healthy: Case) -> None:
+    """Samples behind others are off, those in front are not."""
+    draft = Draft.of(healthy.batch, 3)
+    slot = np.arange(draft.samples) % 3
+    draft.disturb_train(draft.per_token(np.where(slot > 0, 0.4, 0.0)))
+    draft.arrays["pack_slot"] = slot.astype(np.int32)
+    del draft.arrays["pad_left"]
+    first = diagnosed_with(draft.finish())[0]
+
+    assert (first.cause, first.estimate["by"]) == ("padding_attended", "pack_slot")
+
+
+def test_later_turns_that_disagree_are_retokenized(healthy: Case) -> None:
+    """First turns stay at the floor."""
+    draft = Draft.of(healthy.batch, 3)
+    turn = np.arange(draft.samples) % 2
+    draft.disturb_train(draft.per_token(np.where(turn > 0, 0.6, 0.0)))
+    draft.arrays["turn"] = turn.astype(np.int32)
+    del draft.arrays["pad_left"]
+    first = diagnosed_with(draft.finish())[0]
+
+    assert (first.cause, first.estimate["by"]) == ("retokenized", "turn")
+
+
+def test_an_adapter_that_counts_twice_has_a_negative_lambda(healthy: Case) -> None:
+    """q is as far from p as the reference, on the other side."""
+    draft = Draft.of(healthy.batch, 3)
+    before = draft.p.copy()
+    draft.disturb_train(0.35)
+    draft.arrays["ref_logprobs"] = np.minimum(2 * draft.p - before, 0.0)
+    first = diagnosed_with(draft.finish())[0]
+
+    assert first.cause == "lora_not_applied"
+    assert first.estimate["lambda"] == pytest.approx(-1.0, abs=0.2)
+
+
+def test_different_ids_are_an_exact_finding_of_the_join(healthy: Case) -> None:
+    """Reported first although the joined samples are healthy."""
+    join = JoinCounts(rollout_samples=96, train_samples=96, joined=90, retokenized=6,
+                      first_difference=12)  # fmt: skip
+    first = diagnosed_with(healthy.batch, join=join)[0]
+
+    assert first.cause == "retokenized"
+    assert first.estimate["first_difference"] == 12
+
+
+@pytest.mark.parametrize(("rollout", "train", "side"), [(40, 0, "train"), (0, 40, "rollout")])
+def test_a_step_without_a_side_says_which(rollout: int, train: int, side: str) -> None:
+    """No pair was measured at all."""
+    join = JoinCounts(rollout_samples=rollout, train_samples=train)
+    (first, *_) = diagnose(empty(), context=Context(join=join))
+
+    assert (first.cause, first.estimate["side"]) == ("side_missing", side)
+
+
+def test_an_empty_step_is_not_called_healthy_with_confidence() -> None:
+    """Nothing came: the entry is there, its confidence says that nobody looked."""
+    (only,) = diagnose(empty(), context=Context())
+
+    assert only.confidence < 0.1
+
+
+def test_what_changed_at_the_onset_is_in_the_answer(healthy: Case) -> None:
+    """The onset step of the detector, and the sync that came with it."""
+    baseline, _ = summarise(healthy.batch, ENGINE)
+    history = History(baseline=baseline, onset_step=12)
+    events = (Event(12, "weight_sync"), Event(3, "config_change"))
+    first = diagnosed_with(disturbed(healthy.batch, 0.5), history, events=events)[0]
+
+    assert first.family == "weights"
+    assert first.estimate["onset_step"] == 12
+    assert "weight_sync" in first.evidence
+    assert "config_change" not in first.evidence
+
+
+def test_a_declared_quantisation_explains_a_raised_level(healthy: Case) -> None:
+    """The same numbers without the fingerprint are a set of weights and numerics."""
+    batch = apply(FAULTS["quantized_rollout"], healthy.batch, seed=5)
+    silent = replace(batch, rollout=None, train=None)
+
+    assert diagnosed_with(batch)[0].cause == "quantized_rollout"
+    assert len(diagnosed_with(silent)[0].group) > 1
+
+
+def test_headers_of_a_steps_batches_are_merged_and_clashes_kept(healthy: Case) -> None:
+    """Two engines with different dtypes: the first value stands, both are told."""
+    other = replace(healthy.batch, rollout={"dtype": "float16", "tp": 2})
+    context = Context.from_batches([healthy.batch, other])
+
+    assert context.rollout is not None
+    assert (context.rollout["dtype"], context.rollout["tp"]) == ("bfloat16", 2)
+    assert context.conflicts["rollout.dtype"] == ("bfloat16", "float16")
+    assert context.join.joined == 2 * healthy.batch.samples
