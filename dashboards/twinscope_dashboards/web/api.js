@@ -37,6 +37,8 @@ export const api = {
   run: (run) => get(`v1/runs/${name(run)}`),
   timeline: (run, last = 5000) => get(`v1/runs/${name(run)}/timeline?last=${last}`),
   step: (run, step) => get(`v1/runs/${name(run)}/steps/${name(step)}`),
+  /** The step before, this one and the next, as far as there. */
+  around: (run, step) => get(`v1/runs/${name(run)}/steps?limit=3${step >= 1 ? `&after=${step - 2}` : ""}`),
   evidence: (run, step) => get(`v1/runs/${name(run)}/steps/${name(step)}/evidence`),
   async profiles(run, step) {
     return (await get(`v1/runs/${name(run)}/steps/${name(step)}/profiles`)).statistics;

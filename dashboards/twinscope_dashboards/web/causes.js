@@ -1,0 +1,118 @@
+// Causes: what most likely happened, how sure, the evidence, what would remain, what to do.
+
+import { api } from "./api.js";
+import { failure, h, loading } from "./dom.js";
+import { render } from "./markdown.js";
+import { format, number, share, words } from "./words.js";
+
+export function causes(step) {
+  const found = step.diagnosis ?? [];
+  if (found.length === 0) {
+    return h("p", { class: "state empty" }, step.state === "open" ? "Causes are named when the step closes." : "No cause was named for this step.");
+  }
+  return h("ol", { class: "causes" }, found.map((cause, index) => card(cause, step, index === 0)));
+}
+
+function card(cause, step, first) {
+  return h("li", { class: `cause ${cause.family === "none" ? "calm" : ""}` },
+    h("div", { class: "cause-head" },
+      h("h3", { "data-cause": cause.cause }, words(cause.cause)),
+      h("span", { class: "family" }, cause.family === "none" ? "healthy" : cause.family),
+      meter(cause.confidence)),
+    h("p", {}, cause.evidence),
+    remains(cause, step),
+    cause.fix ? h("p", { class: "fix" }, h("strong", {}, "Do: "), cause.fix) : null,
+    facts(cause),
+    cause.runbook ? runbook(cause.runbook, first && cause.family !== "none" ? "Runbook: how it looks, how sure one can be, where to look in your framework" : "Runbook") : null);
+}
+
+function meter(confidence) {
+  const label = `confidence ${share(confidence)}`;
+  const bar = h("span", { class: "meter-fill" });
+  bar.style.width = `${Math.round(100 * confidence)}%`;
+  return h("span", { class: "confidence" }, h("span", { class: "meter", "aria-hidden": "true" }, bar), h("data", { value: String(confidence) }, label));
+}
+
+function remains(cause, step) {
+  if (cause.family === "none" || cause.k3_after === null || cause.k3_after === undefined) return null;
+  return h("p", { class: "counterfactual" }, "Without it ", h("strong", {}, "rollout_train_kl"), " would be ", number(cause.k3_after),
+    step.metrics?.k3_mean ? [" instead of ", number(step.metrics.k3_mean)] : null, ".");
+}
+
+function facts(cause) {
+  const estimates = Object.entries(cause.estimate ?? {});
+  if (estimates.length === 0 && cause.group.length === 0 && cause.share >= 1) return null;
+  const shown = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value));
+  return h("dl", { class: "facts" },
+    estimates.map(([name, value]) => [h("dt", {}, words(name)), h("dd", {}, shown(value))]),
+    cause.share < 1 ? [h("dt", {}, "touches"), h("dd", {}, `${share(cause.share)} of the tokens' samples`)] : null,
+    cause.group.length ? [h("dt", {}, "cannot be told from"), h("dd", {}, cause.group.filter((id) => id !== cause.cause).map(words).join(", "))] : null,
+    cause.separator ? [h("dt", {}, "would tell them apart"), h("dd", {}, cause.separator)] : null);
+}
+
+/** A fold that fetches the runbook when it is opened. */
+export function runbook(path, title = "Runbook") {
+  const inside = h("div", { class: "runbook" });
+  return h("details", { ontoggle: async (event) => {
+    if (!event.currentTarget.open || inside.childNodes.length) return;
+    inside.append(loading("the runbook"));
+    try {
+      inside.replaceChildren(...render(await api.runbook(path)));
+    } catch (error) {
+      inside.replaceChildren(failure(error));
+    }
+  } }, h("summary", {}, title), inside);
+}
+
+/** One line about the likeliest cause. */
+export function causeLine(step) {
+  const best = step?.diagnosis?.[0];
+  if (!best) return "—";
+  return best.family === "none" ? h("span", { class: "quiet" }, words(best.cause)) : h("span", {}, h("strong", {}, words(best.cause)), ` ${share(best.confidence)}`);
+}
+
+/** What an engineer who was woken wants to know, in one box. */
+export function situation({ step, alerts, href, links = [] }) {
+  const lead = leading(alerts);
+  const best = step.diagnosis?.[0];
+  const healthy = step.verdict === "ok" && !lead;
+  return h("section", { class: `situation ${step.verdict} ${lead ? "alarmed" : ""}`, "aria-label": "What is going on" },
+    h("dl", {},
+      row("Is it real?", judged(step, lead)),
+      healthy ? null : row("Since when?", since(lead, step, href)),
+      row("How bad for training?", harm(step.metrics ?? {})),
+      best && best.family !== "none" ? row("What caused it?", [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, best.evidence]) : null,
+      best && best.family !== "none" ? row("What to do?", [best.fix, " ", h("a", { href: `#/runbooks/${best.cause}` }, "Runbook")]) : null,
+      healthy && best ? row("Why?", best.evidence) : null,
+      links.length ? row("Look at", links) : null));
+}
+
+const row = (question, answer) => h("div", {}, h("dt", {}, question), h("dd", {}, answer));
+
+/** The firing alert that says most: about k3 first, then the earliest. */
+export function leading(alerts) {
+  const firing = alerts.filter((alert) => alert.state === "firing");
+  const rank = (alert) => [alert.series === "k3" ? 0 : 1, alert.onset_step ?? alert.step];
+  return firing.sort((a, b) => rank(a)[0] - rank(b)[0] || rank(a)[1] - rank(b)[1])[0] ?? null;
+}
+
+function judged(step, lead) {
+  const level = step.metrics?.k3_mean;
+  const said = { ok: "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
+  return [h("strong", {}, said), level === null || level === undefined ? null : [" rollout_train_kl is ", number(level)],
+    lead?.ratio && lead.series === "k3" ? [`, ${format(lead.ratio)} times this run's own level of `, number(lead.before)] : null, ". ",
+    step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, reason))) : null];
+}
+
+function since(lead, step, href) {
+  if (!lead) return "No detector fired; the verdict comes from this step's own level.";
+  const onset = lead.onset_step ?? lead.step;
+  return [h("a", { href: href(onset), "data-role": "onset" }, `step ${onset}`),
+    step.step > onset ? `, ${step.step - onset + 1} steps up to step ${step.step}` : "", ` (${words(lead.kind)}, noticed at step ${lead.step}).`];
+}
+
+function harm(metrics) {
+  if (metrics.clip_fraction === null || metrics.clip_fraction === undefined) return "Not known.";
+  return ["PPO would clip ", number(metrics.clip_fraction, share(metrics.clip_fraction)), " of the tokens before any update; the batch is worth ",
+    number(metrics.ess_ratio, share(metrics.ess_ratio)), " of its tokens (effective sample size)."];
+}

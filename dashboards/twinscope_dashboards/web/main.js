@@ -1,0 +1,112 @@
+// The shell: which view an address means, fresh data, keys, theme.
+//
+//   #/                                    runs
+//   #/runs/RUN?from=A&to=B                one run, a stretch of its steps
+//   #/runs/RUN/steps/STEP?sample=ID       one step
+//   #/compare/RUN/RUN, /RUN/STEP/RUN/STEP two of them
+//   #/runbooks/CAUSE, #/health
+
+import { api } from "./api.js";
+import { failure, h, loading } from "./dom.js";
+import { showCompare } from "./compare.js";
+import { showHealth } from "./health.js";
+import { render } from "./markdown.js";
+import { runStamp, showRun } from "./run.js";
+import { showRuns } from "./runs.js";
+import { showStep, stepStamp } from "./step.js";
+
+const REFRESH_MS = 5000;
+const view = document.getElementById("view");
+const fresh = document.getElementById("fresh");
+let shown = { keys: {} };
+let turn = 0; // a view that arrives after another one was asked for is dropped
+
+/** From the address to {section, show(), stamp()}; stamp tells cheaply whether anything is new. */
+function route() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const parts = path.split("/").filter(Boolean).map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
+  const place = { run: parts[1], step: parts[3], query: new URLSearchParams(query), parts: parts.slice(1) };
+  if (parts[0] === "runs" && parts[2] === "steps" && parts[3] !== undefined) {
+    return { section: "runs", show: () => showStep(place), stamp: () => stepStamp(place.run, place.step) };
+  }
+  if (parts[0] === "runs" && parts[1] !== undefined) return { section: "runs", show: () => showRun(place), stamp: () => runStamp(place.run) };
+  if (parts[0] === "compare") return { section: "compare", show: () => showCompare(place), stamp: null };
+  if (parts[0] === "runbooks") return { section: "runs", show: () => showRunbook(parts[1]), stamp: null };
+  if (parts[0] === "health") return { section: "health", show: showHealth, stamp: async () => String(Date.now()) };
+  return { section: "runs", show: showRuns, stamp: async () => JSON.stringify((await api.runs()).map((run) => [run.run, run.closed_steps, run.last_seen, run.active])) };
+}
+
+async function showRunbook(cause) {
+  return { title: cause, nodes: [h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Runs"), " › runbook"), h("article", { class: "runbook" }, render(await api.runbook(`causes/${cause}.md`)))] };
+}
+
+/** Show what the address says. `quietly`: new data of the same view, so place and focus stay. */
+async function show({ quietly = false } = {}) {
+  const mine = (turn += 1);
+  const { section, show: build, stamp } = route();
+  for (const link of document.querySelectorAll("[data-section]")) link.toggleAttribute("aria-current", link.dataset.section === section);
+  if (!quietly) view.replaceChildren(loading("data"));
+  view.setAttribute("aria-busy", "true");
+  try {
+    const [built, mark] = [await build(), null];
+    if (mine !== turn) return;
+    shown = { keys: {}, up: "#/", stamp: mark, ...built };
+    if (shown.stamp === null && stamp !== null) shown.stamp = await stamp();
+    const top = scrollY;
+    view.replaceChildren(...shown.nodes.flat(Infinity).filter(Boolean));
+    document.title = `${shown.title} · TwinScope`;
+    if (quietly) scrollTo(0, top);
+    else { scrollTo(0, 0); view.focus({ preventScroll: true }); }
+    fresh.textContent = `Data of ${new Date().toLocaleTimeString()}`;
+  } catch (error) {
+    if (mine !== turn) return;
+    shown = { keys: {}, up: "#/", stamp: "failed" };
+    view.replaceChildren(failure(error), h("p", {}, h("button", { type: "button", onclick: () => show() }, "Try again"), " ", h("a", { href: "#/" }, "All runs")));
+  } finally {
+    if (mine === turn) view.removeAttribute("aria-busy");
+  }
+}
+
+/** Every few seconds: is there anything new? What a reader has opened or focused stays. */
+async function refresh() {
+  const { stamp } = route();
+  if (document.hidden || stamp === null) return;
+  const mine = turn;
+  try {
+    const now = await stamp();
+    if (mine !== turn) return;
+    if (now !== shown.stamp && !busy()) await show({ quietly: true });
+    fresh.classList.remove("error");
+  } catch (error) {
+    fresh.textContent = `No fresh data: ${error.message}`;
+    fresh.classList.add("error");
+  }
+}
+
+const busy = () => view.querySelector("details[open]") !== null || (view.contains(document.activeElement) && document.activeElement.matches("input, select"));
+
+const THEMES = ["system", "light", "dark"];
+function setTheme(name) {
+  if (name === "system") document.documentElement.removeAttribute("data-theme");
+  else document.documentElement.dataset.theme = name;
+  try { localStorage.setItem("theme", name); } catch { /* a private window keeps nothing */ }
+  document.getElementById("theme").textContent = `Theme: ${name}`;
+  dispatchEvent(new Event("themechange"));
+}
+function storedTheme() {
+  try { return localStorage.getItem("theme"); } catch { return null; }
+}
+const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "system") + 1) % THEMES.length]);
+
+const KEYS = { r: () => { location.hash = "#/"; }, u: () => { location.hash = shown.up ?? "#/"; }, t: nextTheme };
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  (shown.keys?.[event.key] ?? KEYS[event.key])?.();
+});
+addEventListener("hashchange", () => show());
+document.getElementById("theme").addEventListener("click", nextTheme);
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); view.focus(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
+setTheme(THEMES.includes(storedTheme()) ? storedTheme() : "system");
+setInterval(refresh, REFRESH_MS);
+show();

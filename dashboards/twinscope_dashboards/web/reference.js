@@ -1,0 +1,25 @@
+// The second measurement with the same ruler: the policy against its frozen reference.
+
+import { h, section } from "./dom.js";
+import { axis, color, figure, plain, thin } from "./plots.js";
+
+/** Reward against KL over the run, with the service's advice; null where no reference was sent. */
+export function policyRef(data) {
+  const kl = data.metrics.policy_ref_kl;
+  const reward = data.scalars.reward ?? data.metrics.reward_mean;
+  if (!kl || !reward) return null;
+  const both = data.step.map((_, i) => i).filter((i) => kl[i] !== null && reward[i] !== null);
+  const kept = thin(both.map((i) => kl[i]), { budget: 800 }).map((i) => both[i]);
+  const build = () => ({
+    data: [{
+      type: "scatter", mode: "lines+markers", x: kept.map((i) => kl[i]), y: kept.map((i) => reward[i]),
+      marker: { size: 6, color: kept.map((i) => data.step[i]), colorscale: [[0, color("muted")], [1, color("accent")]] }, line: { width: 0.6, color: color("line") },
+      text: kept.map((i) => plain(`step ${data.step[i]}`)), hovertemplate: "%{text}<br>KL %{x:.4g}, reward %{y:.4g}<extra></extra>",
+    }],
+    layout: { xaxis: axis("KL(policy‖reference), nats per token"), yaxis: axis("reward") },
+  });
+  const advice = data.kl_advice;
+  return section("Policy against reference",
+    advice ? h("p", { class: `advice ${advice.kind}` }, h("strong", {}, `${advice.title}. `), advice.text) : null,
+    figure({ title: "Reward bought with KL", note: "each point a step, darker is later; up without moving right is progress, right without up is drift", height: 280, build }));
+}

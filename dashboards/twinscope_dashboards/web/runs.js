@@ -1,0 +1,73 @@
+// All runs: verdict, level, cause, since when, last data.
+
+import { api, link } from "./api.js";
+import { causeLine, leading } from "./causes.js";
+import { h, nothing, table } from "./dom.js";
+import { plotly, thin } from "./plots.js";
+import { format, number, time, verdict } from "./words.js";
+
+const SPARKS = 60; // runs that get a small curve and an onset
+const RANK = { inconsistent: 0, unknown: 1, ok: 2 };
+
+export async function showRuns() {
+  const runs = (await api.runs()).map((run) => ({ ...run, verdict: run.last?.verdict ?? "unknown" }));
+  if (runs.length === 0) return { title: "Runs", nodes: [welcome()] };
+  runs.sort((a, b) => b.active - a.active || RANK[a.verdict] - RANK[b.verdict] || b.last_seen - a.last_seen);
+  await Promise.all(runs.slice(0, SPARKS).map(async (run) => {
+    run.timeline = await api.timeline(run.run, 120).catch(() => null);
+    run.alert = leading(run.timeline?.alerts ?? []);
+  }));
+  setTimeout(() => plotly().catch(() => {}), 400); // the next view will want it
+  return { title: "Runs", nodes: [h("h1", {}, "Runs"), summary(runs), list(runs)] };
+}
+
+function welcome() {
+  return nothing(h("h1", {}, "No run yet"),
+    h("p", {}, "TwinScope waits for the two log-probs of every sampled token. Put a probe on both sides:"),
+    h("pre", {}, [
+      "import twinscope", `probe = twinscope.Probe("${location.origin}", run="my-run")`, "",
+      "probe.rollout(token_ids=responses, logprobs=q)           # what the engine sampled with",
+      "probe.train(step=step, token_ids=responses, logprobs=p)  # recomputed, before any update",
+      "probe.close_step(step)"].join("\n")),
+    h("p", {}, "Or look at a recorded run that goes wrong: ", h("code", {}, "twinscope demo")));
+}
+
+function summary(runs) {
+  const active = runs.filter((run) => run.active);
+  const count = (value) => active.filter((run) => run.verdict === value).length;
+  return h("p", { class: "summary" }, `${active.length} active of ${runs.length}. `,
+    ["inconsistent", "unknown", "ok"].filter(count).map((value) => h("span", { class: "tally" }, `${count(value)} `, verdict(value))));
+}
+
+function list(runs) {
+  return table("Runs", [
+    { title: "run", get: (run) => h("a", { href: link.run(run.run) }, run.run) },
+    { title: "verdict", get: (run) => verdict(run.verdict) },
+    { title: "rollout_train_kl", numeric: true, get: (run) => number(run.last?.metrics?.k3_mean) },
+    { title: "last 120 steps", get: spark },
+    { title: "since", get: (run) => (run.alert ? since(run) : "—") },
+    { title: "likely cause", get: (run) => causeLine(run.last) },
+    { title: "last step", numeric: true, get: (run) => (run.last_step === null ? "—" : h("a", { href: link.step(run.run, run.last_step) }, String(run.last_step))) },
+    { title: "last data", get: (run) => h("span", { class: run.active ? "" : "quiet" }, time(run.last_seen), run.active ? "" : " (quiet)") },
+  ], runs);
+}
+
+function since(run) {
+  const onset = run.alert.onset_step ?? run.alert.step;
+  return h("a", { href: link.step(run.run, onset) }, `step ${onset}`, run.alert.ratio && run.alert.series === "k3" ? ` (×${format(run.alert.ratio)})` : "");
+}
+
+/** rollout_train_kl on a log scale, 120 × 26. */
+function spark(run) {
+  const values = (run.timeline?.metrics.k3_mean ?? []).map((value) => (value > 0 ? Math.log10(value) : null));
+  const known = values.filter((value) => value !== null);
+  if (known.length < 2) return "—";
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const span = Math.max(high - low, 0.5);
+  const points = thin(values, { budget: 240 }).filter((i) => values[i] !== null)
+    .map((i) => `${(2 + (116 * i) / (values.length - 1)).toFixed(1)},${(23 - (20 * (values[i] - low)) / span).toFixed(1)}`);
+  const [x, y] = points.at(-1).split(",");
+  return h("svg:svg", { class: `spark ${run.verdict}`, viewBox: "0 0 120 26", width: 120, height: 26, role: "img",
+    "aria-label": `rollout_train_kl from ${format(10 ** known[0])} to ${format(10 ** known.at(-1))}` },
+    h("svg:polyline", { points: points.join(" ") }), h("svg:circle", { cx: x, cy: y, r: 2.4 }));
+}

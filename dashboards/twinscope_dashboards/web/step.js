@@ -1,0 +1,124 @@
+// One step: situation, causes, distribution, where in the samples, tokens, coverage, all numbers.
+
+import { api, link } from "./api.js";
+import { causes, situation } from "./causes.js";
+import { failure, fold, h, loading, section, table } from "./dom.js";
+import { distribution, groups, lags, profiles, scatter } from "./shapes.js";
+import { tokenMap, worstTokens } from "./tokens.js";
+import { COVERAGE, KEY_METRICS, asShare, format, number, share, time, verdict, words } from "./words.js";
+
+export async function showStep({ run, step: number_, query }) {
+  const [step, alerts, around] = await Promise.all([api.step(run, number_), api.alerts(run), neighbours(run, Number(number_))]);
+  const at = (other) => link.step(run, other);
+  const about = alerts.filter((alert) => covers(alert, step.step)).map((alert) => ({ ...alert, state: "firing" }));
+  const shapes = h("div", {}, loading("where in the samples it differs"));
+  const tokens = h("div", {}, loading("the kept samples"));
+  const nodes = [
+    heading(run, step, around, at),
+    situation({ step, alerts: about, href: at, links: lookAt(run, step, about) }),
+    keyNumbers(step),
+    section("Causes", causes(step)),
+    h("section", { "aria-label": "Distribution and profiles" }, shapes),
+    h("section", { "aria-label": "Tokens", id: "tokens" }, tokens),
+    coverage(step),
+    everything(step),
+  ];
+  const evidence = api.evidence(run, number_);
+  const ready = Promise.allSettled([
+    fill(shapes, async () => shapesOf(await api.profiles(run, number_), await evidence, step)),
+    fill(tokens, async () => [worstTokens(await evidence, step), await tokenMap(await evidence, { chosen: query.get("sample") })]),
+  ]);
+  if (query.get("at") === "tokens") ready.then(() => document.getElementById("tokens")?.scrollIntoView());
+  const go = (other) => () => { if (other !== undefined) location.hash = at(other); };
+  return { title: `${run} step ${step.step}`, nodes, stamp: `${step.state}/${step.samples}`, up: link.run(run), keys: { j: go(around.next), k: go(around.previous) } };
+}
+
+export async function stepStamp(run, number_) {
+  const step = await api.step(run, number_);
+  return `${step.state}/${step.samples}`;
+}
+
+async function fill(box, build) {
+  try {
+    box.replaceChildren(...[await build()].flat(Infinity).filter(Boolean));
+  } catch (error) {
+    box.replaceChildren(failure(error));
+  }
+}
+
+/** Was this step part of what the alert is about? */
+function covers(alert, step) {
+  return (alert.onset_step ?? alert.step) <= step && (alert.state !== "resolved" || step < alert.step);
+}
+
+async function neighbours(run, step) {
+  const near = await api.around(run, step).catch(() => ({ steps: [] }));
+  const found = near.steps.map((other) => other.step);
+  return { previous: found.find((other) => other === step - 1), next: found.find((other) => other > step) };
+}
+
+function heading(run, step, around, at) {
+  const turn = (other, label) => (other === undefined ? h("span", { class: "quiet" }, label) : h("a", { href: at(other) }, label));
+  return h("div", { class: "heading" },
+    h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Runs"), " › ", h("a", { href: link.run(run) }, run), " › ", turn(around.previous, "‹ previous"), " ", turn(around.next, "next ›")),
+    h("h1", {}, `Step ${step.step} `, verdict(step.verdict)),
+    h("p", { class: "quiet" }, `${format(step.samples)} samples, ${format(step.tokens)} tokens, `,
+      step.state === "closed" ? ["closed ", time(step.closed_at), step.closed_by ? ` (${{ complete: "complete", call: "by call", grace: "after the grace period", ttl: "given up" }[step.closed_by] ?? step.closed_by})` : ""] : "still open"));
+}
+
+function lookAt(run, step, about) {
+  const onset = Math.min(...about.map((alert) => alert.onset_step ?? alert.step));
+  return [
+    h("a", { href: link.step(run, step.step, "?at=tokens") }, "the worst tokens"),
+    Number.isFinite(onset) && onset > 0 ? [" · ", h("a", { href: link.compare(run, onset - 1, run, step.step) }, `step ${onset - 1} beside step ${step.step}`)] : null,
+  ];
+}
+
+function keyNumbers(step) {
+  const known = KEY_METRICS.filter(([name]) => step.metrics?.[name] !== null && step.metrics?.[name] !== undefined);
+  return section("Key numbers", h("dl", { class: "tiles" }, known.map(([name, title, meaning, unit]) => h("div", { class: "tile", "data-metric": name },
+    h("dt", {}, title), h("dd", {}, number(step.metrics[name], asShare(unit, step.metrics[name])), unit === "nats" ? h("span", { class: "unit" }, " nats") : null), h("dd", { class: "meaning" }, meaning)))));
+}
+
+function shapesOf(statistics, evidence, step) {
+  if (statistics === null) return h("p", { class: "state empty" }, "Profiles of this step are not kept any more.");
+  return [
+    h("h2", {}, "How and where they differ"),
+    h("div", { class: "pair" }, distribution(statistics, step), scatter(evidence)),
+    h("div", { class: "pair" }, profiles(statistics), lags(statistics)),
+    groups(statistics, step),
+  ];
+}
+
+function coverage(step) {
+  const received = step.coverage?.received ?? 0;
+  const rows = Object.entries(step.coverage ?? {});
+  const columns = [
+    { title: "tokens", get: ([name]) => COVERAGE[name] ?? words(name) },
+    { title: "count", numeric: true, get: ([name, count]) => h("span", { "data-coverage": name }, number(count)) },
+    { title: "share", numeric: true, get: ([, count]) => (received ? share(count / received) : "—") },
+  ];
+  const sides = Object.entries(step.sides ?? {});
+  const joined = [["joined", step.joined], ["retokenized", step.retokenized], ["duplicates", step.duplicates], ["late", step.late], ["given up", Object.values(step.evicted ?? {}).reduce((a, b) => a + b, 0)]];
+  return section("Coverage", h("div", { class: "pair" }, table("Tokens by what became of them", columns, rows), h("div", {},
+    table("Samples by side", [
+      { title: "side", get: ([name]) => name },
+      { title: "received", numeric: true, get: ([, side]) => number(side.received) },
+      { title: "waiting", numeric: true, get: ([, side]) => number(side.waiting) },
+      { title: "expected", numeric: true, get: ([, side]) => number(side.expected) },
+    ], sides),
+    table("Samples by what became of them", [{ title: "samples", get: ([name]) => name }, { title: "count", numeric: true, get: ([, count]) => number(count) }], joined),
+    step.retokenized_examples?.length ? fold("Different tokens on the two sides", table("Retokenized samples", [
+      { title: "sample", get: (one) => one.sample_id || "—" },
+      { title: "first difference at", numeric: true, get: (one) => number(one.first_difference) },
+      { title: "rollout tokens", numeric: true, get: (one) => number(one.rollout_tokens) },
+      { title: "train tokens", numeric: true, get: (one) => number(one.train_tokens) },
+    ], step.retokenized_examples)) : null)));
+}
+
+function everything(step) {
+  const rows = [...Object.entries(step.metrics ?? {}), ...Object.entries(step.scalars ?? {}).map(([name, value]) => [`scalar ${name}`, value])];
+  const columns = [{ title: "name", get: ([name]) => h("code", {}, name) }, { title: "value", numeric: true, get: ([, value]) => number(value) }];
+  return section("All numbers", h("p", {}, "The names with a slash, and the long ones, are those that verl, TRL, slime, NeMo-RL, prime-rl, SkyRL and OpenRLHF log: compare with the plot you have."),
+    fold(`${rows.length} metrics`, table("All metrics", columns, rows)));
+}
