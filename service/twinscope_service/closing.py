@@ -19,6 +19,8 @@ from twinscope_service.store.summaries import pack
 from twinscope_service.views import AlertView, Metrics, StepView
 
 By = Literal["complete", "call", "grace", "ttl"]
+ACCUSES = 0.9  # confidence from which a named cause outweighs level bands that are silent
+NOTES = frozenset({"bf16_logprob_storage"})  # worth saying, too small to be wrong for training
 EVENTS = 200  # latest events of the run that a diagnosis looks at
 
 
@@ -80,10 +82,14 @@ def _told(view: StepView, findings: Findings, causes: Sequence[Cause]) -> tuple[
     names = tuple(cause.cause for cause in causes if cause.family != "none")
     alerts = [replace(alert, causes=names) for alert in findings.alerts]
     more = [alert.message for alert in alerts if alert.state == "firing"]
-    if causes and names[:1] == (causes[0].cause,) and view.verdict == "ok":
+    verdict = view.verdict
+    if causes and names[:1] == (causes[0].cause,) and verdict == "ok":
         more.append(f"within the level bands, yet {causes[0].cause}: {causes[0].evidence}")
+        if causes[0].confidence >= ACCUSES and causes[0].cause not in NOTES:
+            verdict = "inconsistent"
     view = replace(
         view,
+        verdict=verdict,
         reasons=(*view.reasons, *more),
         findings=tuple(alert.as_json() for alert in alerts),
         diagnosis=tuple(cause.as_json() for cause in causes),

@@ -1,0 +1,48 @@
+"""The verdict of a step: level bands, and a confident cause where the bands are silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twinscope_service.closing import ACCUSES
+from twinscope_service.config import load_settings
+from twinscope_service.offline import analyze
+from twinscope_service.views import StepView
+
+TRACES = Path(__file__).resolve().parents[1] / "vectors/traces"
+
+
+def _analyzed(name: str) -> StepView:
+    settings = load_settings(engine="reference")
+    (report,) = analyze([TRACES / f"{name}.safetensors"], settings)
+    return report.step
+
+
+@pytest.mark.parametrize("name", ["healthy_bf16", "moe_bf16", "temperature_0.7_restored"])
+def test_a_healthy_pair_is_ok_and_accused_of_nothing(name: str) -> None:
+    """Numerical noise is the first and only word."""
+    step = _analyzed(name)
+
+    assert step.verdict == "ok"
+    assert step.diagnosis[0]["cause"] == "numerical_noise"
+
+
+def test_a_cause_beyond_doubt_outweighs_silent_bands() -> None:
+    """Both sides left the temperature out: they agree on every token and are wrong all the same."""
+    step = _analyzed("temperature_0.7_both_raw")
+
+    assert step.diagnosis[0]["cause"] == "sampling_not_as_reported"
+    assert step.diagnosis[0]["confidence"] >= ACCUSES
+    assert step.verdict == "inconsistent"
+    assert any("sampling_not_as_reported" in reason for reason in step.reasons)
+
+
+def test_a_coarse_grid_is_a_note_and_not_an_accusation() -> None:
+    """bf16 storage costs about 1e-5 of k3: said, with the verdict left at ok."""
+    step = _analyzed("store_bf16")
+
+    assert step.diagnosis[0]["cause"] == "bf16_logprob_storage"
+    assert step.verdict == "ok"
+    assert any("bf16_logprob_storage" in reason for reason in step.reasons)
