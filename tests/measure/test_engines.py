@@ -27,7 +27,7 @@ from twinscope.errors import ConfigError
 from twinscope.wire.codec import read_trace
 from twinscope_service.join.gather import paired_blocks
 from twinscope_service.measure.derive import derive
-from twinscope_service.measure.engine import MeasureEngine, build_engine
+from twinscope_service.measure.engine import MeasureEngine, build_engine, warm_up
 from twinscope_service.measure.merge import merge_all
 from twinscope_service.measure.records import (
     ATTRIBUTE,
@@ -295,6 +295,12 @@ def test_options_that_make_no_sense_are_refused() -> None:
         MeasureOptions(clip_low=1.5)
     with pytest.raises(ConfigError, match="clamp"):
         MeasureOptions(clamp=-1)
+
+
+def test_warming_up_leaves_an_engine_as_it_was(engine: MeasureEngine) -> None:
+    """It measures one pair and forgets it."""
+    warm_up(engine)
+    assert engine.measure(make_block([], []), OPTIONS).samples == 0
 
 
 def test_an_engine_that_does_not_exist_is_refused() -> None:

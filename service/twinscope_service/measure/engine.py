@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Protocol
 
+import numpy as np
+
 from twinscope.errors import ConfigError
 from twinscope_service.measure.records import MeasureOptions, PairBlock, Summary
 
@@ -29,6 +31,8 @@ def build_engine(name: str) -> MeasureEngine:
         raise ConfigError(f"engine: got {name!r}; use one of {', '.join(ENGINES)}")
     try:
         return _build(name)
+    except RuntimeError as error:  # numba found no folder for its cache
+        raise ConfigError(f"engine: {name!r}: {error}; set NUMBA_CACHE_DIR to a folder") from error
     except ImportError as error:
         extra = {"torch": "torch", "cuda": "torch"}.get(
             name, "fpga" if "fpga" in name else "service"
@@ -36,6 +40,33 @@ def build_engine(name: str) -> MeasureEngine:
         raise ConfigError(
             f"engine: {name!r} needs {error.name or error}; install twinscope[{extra}]"
         ) from error
+
+
+def warm_up(engine: MeasureEngine) -> None:
+    """Measure one pair with everything beside it, so that nothing is compiled under load.
+
+    The cpu engine compiles for some ten seconds on first use of an installation, then loads from
+    numba's cache (NUMBA_CACHE_DIR, else beside the modules, else in the user's cache folder).
+    """
+    one, whole = np.full(1, -1.0, np.float32), np.zeros(1, np.int32)
+    block = PairBlock(
+        offsets=np.array([0, 1]),
+        rollout_logprobs=one,
+        train_logprobs=one,
+        sample_keys=np.zeros((1, 16), np.uint8),
+        mask=np.ones(1, np.uint8),
+        token_ids=whole,
+        ref_logprobs=one,
+        entropy=-one,
+        kept_mass=-one,
+        sampled_rank=whole,
+        logsumexp_T=-one.reshape(1, 1),
+        temperatures=(1.0,),
+        rollout_version=np.zeros(1, np.int64),
+        train_version=np.zeros(1, np.int64),
+        version_spans=((0, 0, 0),),
+    )
+    engine.measure(block, MeasureOptions())
 
 
 def _build(name: str) -> MeasureEngine:

@@ -131,7 +131,7 @@ def merge_rows(a: SampleRows, b: SampleRows) -> SampleRows:
 def sort_rows(rows: SampleRows) -> SampleRows:
     """Rows by key; rows with the same key by their content, so that the order is canonical.
 
-    No rows at all are always `empty_rows()`: whether there would have been side columns is not kept.
+    No rows at all are always `empty_rows()`: which side columns there would be is not kept.
     """
     if not len(rows.keys):
         return empty_rows()
