@@ -39,7 +39,9 @@ class MeasureOptions:
         if not 0 < self.clamp <= 300:
             raise ConfigError(f"clamp: got {self.clamp}; use more than 0, at most 300 nats")
         if not 0 < self.clip_low <= 1 <= self.clip_high:
-            raise ConfigError(f"clip_low, clip_high: got {self.clip_low}, {self.clip_high}; use 0 < clip_low <= 1 <= clip_high")
+            raise ConfigError(
+                f"clip_low, clip_high: got {self.clip_low}, {self.clip_high}; use 0 < clip_low <= 1 <= clip_high"
+            )
         for name in ("worst_tokens", "worst_samples", "random_samples", "lag_window"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: got {getattr(self, name)}; use 0 or more")
