@@ -44,7 +44,8 @@ async function steps([runA, stepA, runB, stepB]) {
   ], rows))];
   if (profilesA && profilesB) {
     const both = { first: label(a), second: label(b) };
-    nodes.push(section("Shapes", legend(both), h("div", { class: "pair" }, distribution(profilesA, null, [[both.second, profilesB]]), profiles(profilesA, [[both.second, profilesB]]))));
+    const pairing = { label: both.first, others: [[both.second, profilesB]] };
+    nodes.push(section("Shapes", legend(both), h("div", { class: "pair" }, distribution(profilesA, null, pairing), profiles(profilesA, pairing))));
   }
   nodes.push(section("Causes", h("div", { class: "pair" }, [a, b].map((step) => h("div", {}, h("h3", {}, linked(step), " ", verdict(step.verdict)), causes(step))))));
   return nodes;

@@ -6,11 +6,11 @@ import { axis, color, faded, figure, logarithmic, plain } from "./plots.js";
 import { format, number, share, times, words } from "./words.js";
 
 /** Share of tokens per factor of two of |Δ|, apart by sign. `others`: [label, statistics] more. */
-export function distribution(statistics, step, others = []) {
+export function distribution(statistics, step, { label = "this", others = [] } = {}) {
   const hist = statistics.histogram;
   const build = () => ({
     data: others.length
-      ? [["", statistics], ...others].flatMap(([label, one], i) => side(one.histogram, "both", { label: plain(label || "this"), tint: ["accent", "accent2"][i % 2], fill: i === 0 }))
+      ? [[label, statistics], ...others].flatMap(([name, one], i) => side(one.histogram, "both", { label: plain(name), tint: ["accent", "accent2"][i % 2], fill: i === 0 }))
       : [...side(hist, "negative", { label: "p < q: the trainer finds it less likely", tint: "warm", fill: true }), ...side(hist, "positive", { label: "p > q: the trainer finds it more likely", tint: "cool", fill: true })],
     layout: {
       showlegend: true, hovermode: "x", xaxis: axis("|Δ|, nats (log scale)", { ...logarithmic, range: [-5, 1.3] }),
@@ -84,12 +84,12 @@ const PROFILES = [
 const MEASURES = [["k3", "mean k3"], ["abs", "mean |Δ|"], ["d", "mean Δ"], ["rho_m1", "E[ρ] − 1"]];
 
 /** Mean of a measure by bucket. `others`: [label, statistics] drawn beside. */
-export function profiles(statistics, others = []) {
+export function profiles(statistics, { label = "this", others = [] } = {}) {
   let [profile, measure] = [PROFILES[0], MEASURES[0]];
   const rows = (one) => (one.profiles[profile[0]] ?? []).map((sums, bucket) => ({ bucket, n: sums[0], mean: sums[0] ? sums[one.columns.indexOf(measure[0])] / sums[0] : null })).filter((row) => row.n > 0);
   const build = () => ({
-    data: [["this", statistics], ...others].map(([label, one], i) => ({
-      type: "bar", name: plain(label), x: rows(one).map((row) => profile[2](row.bucket)), y: rows(one).map((row) => row.mean), customdata: rows(one).map((row) => row.n), marker: { color: color(["accent", "accent2"][i % 2]) },
+    data: [[label, statistics], ...others].map(([name, one], i) => ({
+      type: "bar", name: plain(name), x: rows(one).map((row) => profile[2](row.bucket)), y: rows(one).map((row) => row.mean), customdata: rows(one).map((row) => row.n), marker: { color: color(["accent", "accent2"][i % 2]) },
       hovertemplate: "%{x}: %{y:.4g}<br>%{customdata} tokens<extra></extra>",
     })),
     layout: { showlegend: others.length > 0, xaxis: axis(profile[1], { type: "category" }), yaxis: axis(measure[1], { rangemode: "tozero" }), bargap: 0.15 },

@@ -100,7 +100,7 @@ function k3(data, from, to) {
   const tint = { ok: color("accent"), inconsistent: color("bad"), unknown: color("unknown") };
   return [line, {
     type: "scatter", mode: "markers", x: kept.map((i) => data.step[i]), y: kept.map((i) => values[i]), name: "rollout_train_kl",
-    marker: { size: kept.length > 200 ? 4 : 6, color: kept.map((i) => tint[data.verdict[i]]), symbol: kept.map((i) => ({ ok: "circle", inconsistent: "triangle-up", unknown: "x" })[data.verdict[i]]) },
+    marker: { size: 6, opacity: kept.length > 250 ? 0 : 1, color: kept.map((i) => tint[data.verdict[i]]), symbol: kept.map((i) => ({ ok: "circle", inconsistent: "triangle-up", unknown: "x" })[data.verdict[i]]) },
     text: kept.map((i) => `${data.verdict[i]}${data.cause[i] ? `, ${plain(words(data.cause[i]))}` : ""}<br>${format(data.counted[i])} tokens`),
     hovertemplate: "<b>step %{x}</b><br>%{y:.4g}<br>%{text}<extra></extra>",
   }];
