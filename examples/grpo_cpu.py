@@ -48,6 +48,7 @@ class Engine:
             enforce_eager=True,
             max_model_len=384,
             max_num_seqs=64,
+            gpu_memory_utilization=0.2,  # on the CPU: of the machine's memory, and it must be free
             seed=0,
         )
         self.sampling = SamplingParams(

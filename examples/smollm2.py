@@ -24,9 +24,15 @@ def make_smollm2(folder: Path) -> Path:
 
     gguf = find_gguf()
     source, name = str(gguf.parent), gguf.name
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.bfloat16)
+    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.bfloat16)
+    # transformers refuses to save what came from GGUF, though it has been dequantised: the weights
+    # move to a model that was never quantised.
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    plain = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.bfloat16)
+    plain.load_state_dict(loaded.state_dict())
     AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(folder)
-    model.save_pretrained(folder)
+    plain.save_pretrained(folder)
     return folder
 
 

@@ -36,6 +36,7 @@ def main() -> None:
         enforce_eager=True,
         max_model_len=512,
         max_num_seqs=64,
+        gpu_memory_utilization=0.2,  # on the CPU: of the machine's memory, and it must be free
         seed=0,
     )
     sampling = SamplingParams(

@@ -29,6 +29,7 @@ def engine(tiny_llama: Path) -> Iterator[Any]:
         enable_prefix_caching=True,
         enforce_eager=True,
         max_model_len=384,
+        gpu_memory_utilization=0.2,  # on the CPU: of the machine's memory, and it must be free
         seed=1,
     )
     yield llm

@@ -51,7 +51,7 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     command += ["--model", str(tiny_llama), "--served-model-name", "tiny"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--chat-template", str(template)]
     command += ["--enforce-eager", "--max-model-len", "384", "--seed", "1"]
-    command += ["--generation-config", "vllm"]
+    command += ["--generation-config", "vllm", "--gpu-memory-utilization", "0.2"]
     with open(log, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
