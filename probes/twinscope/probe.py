@@ -264,6 +264,11 @@ class Probe:
         taken = [self._submit(part) for part in parts]  # all of them, even after a loss
         return all(taken)
 
+    @guarded(neutral=None)
+    def count_loss(self, *, tokens: int, reason: str) -> None:
+        """A host hook lost a sample before it could hand it over: into the books, by reason."""
+        self._shipper.buffer.refuse(Count(batches=1, tokens=tokens), reason)
+
     def _rank_field(self) -> dict[str, int]:
         return {} if self._rank is None else {"rank": self._rank}
 
