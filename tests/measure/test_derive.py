@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,3 +130,10 @@ def test_kl_per_reward_needs_all_three() -> None:
     assert kl_reward_ratio(0.2, 1.0, baseline_reward=1.0) is None
     assert kl_reward_ratio(None, 1.0, baseline_reward=0.0) is None
     assert kl_reward_ratio(0.2, None, baseline_reward=0.0) is None
+
+
+def test_every_metric_is_documented() -> None:
+    """docs/statistics.md names each in backticks; aliases have their own table in the code."""
+    page = (Path(__file__).resolve().parents[2] / "docs/statistics.md").read_text()
+    own = set(derive(empty(), OPTIONS)) - {alias.name for alias in ALIASES}
+    assert {name for name in own if f"`{name}`" not in page} == set()

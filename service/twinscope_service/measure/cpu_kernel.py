@@ -19,6 +19,9 @@ from twinscope_service.measure.cpu_math import ELEMENTWISE, k3_block
 from twinscope_service.measure.records import F64, I64, PairBlock
 
 
+SHORT_RUN = 24  # tokens
+
+
 class Pairs(NamedTuple):
     """The input, read-only. `begin` and `end` [S] bound the live spans, in the order of rows."""
 
@@ -243,7 +246,11 @@ def add_profiles(b: F64, n: int, t0: int, length: int, out: Totals, run: F64, bl
         stop = min(end, 1 << near, ((part + 1) * length + 15) // 16)
         stop = min(stop, length - (1 << (far - 1)) if far > 0 else length)
         run[:] = 0.0
-        blocks.add_run(b, t - t0, stop - t0, run)
+        if stop - t < SHORT_RUN:  # cheaper than setting up the vector loop
+            for i in range(t - t0, stop - t0):
+                add_token(b, i, run)
+        else:
+            blocks.add_run(b, t - t0, stop - t0, run)
         for c in range(8):
             out.position[min(near, 23), c] += run[c]
             out.from_end[min(far, 23), c] += run[c]
