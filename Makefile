@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.
 PORT   ?= 8321
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test engines-env test-engines test-rtl lint type format docs bench ci clean
+.PHONY: help setup setup-dev demo serve test test-browser pictures engines-env test-engines test-rtl lint type format docs bench ci clean
 
 help:  ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -36,7 +36,7 @@ serve: $(VENV)/.service  ## run the service on PORT
 	$(BIN)/twinscope serve --port $(PORT)
 
 test: $(VENV)/.dev  ## the default suite
-	$(BIN)/python -m pytest -m "not engines and not rtl"
+	$(BIN)/python -m pytest -m "not engines and not rtl and not browser"
 
 .venv-engines/.ready: tests/engines/setup.sh tests/engines/constraints.txt tests/engines/requirements.py
 	@echo "installing vLLM (CPU), transformers and the probes into .venv-engines (once, some minutes)"
@@ -46,6 +46,12 @@ engines-env: .venv-engines/.ready  ## install a real engine (vLLM on the CPU) be
 
 test-engines: $(VENV)/.service .venv-engines/.ready  ## real vLLM through probes, HTTP and service
 	.venv-engines/bin/python -m pytest tests/engines
+
+test-browser: $(VENV)/.dev  ## the page in a real Chromium (Debian: apt-get install chromium)
+	$(BIN)/python -m pytest -m browser tests/page
+
+pictures: $(VENV)/.dev  ## take the pictures of docs/pictures again
+	$(BIN)/python -m twinscope_dashboards.pictures docs/pictures
 
 lint: $(VENV)/.dev  ## ruff, formatting included
 	$(BIN)/ruff check .

@@ -1,0 +1,201 @@
+"""What people see is what the API says; in a real browser, from a cold start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+from looking import HEALTHY, HOSTILE, LABEL, LONG, NOTE, ONSET, Visit, watch
+from service_process import ServiceProcess, running_service
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.browser
+
+LAST = 39
+VIEWS = {
+    "runs": "#/",
+    "run": "#/runs/demo",
+    "long run": "#/runs/long",
+    "step": f"#/runs/demo/steps/{LAST}",
+    "two steps": f"#/compare/demo/{HEALTHY - 1}/demo/{LAST}",
+    "two runs": "#/compare/demo/long",
+    "health": "#/health",
+    "runbook": "#/runbooks/temperature_not_restored",
+    "hostile run": f"#/runs/{quote(HOSTILE, safe='')}",
+    "hostile step": f"#/runs/{quote(HOSTILE, safe='')}/steps/0",
+}
+
+
+def shown(visit: Visit, selector: str) -> float:
+    """The exact value behind a number in the document."""
+    value = visit.page.locator(f"{selector} data").first.get_attribute("value")
+    assert value is not None
+    return float(value)
+
+
+@pytest.mark.parametrize("address", VIEWS.values(), ids=VIEWS.keys())
+def test_a_view_opens_without_complaint_and_without_the_internet(
+    address: str, visit: Visit
+) -> None:
+    """No error in the console, no request to another machine, every plot drawn."""
+    visit.open(address)
+    visit.see_all()
+
+    assert visit.page.locator(".state.error").count() == 0
+    assert visit.complaints == []
+    assert visit.strangers == []
+
+
+@pytest.mark.parametrize("address", VIEWS.values(), ids=VIEWS.keys())
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_view_has_no_serious_accessibility_finding(
+    address: str, scheme: str, browser: Browser, service: ServiceProcess
+) -> None:
+    """axe-core finds nothing serious or critical, colours of both themes included."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    context = browser.new_context(color_scheme=scheme, bypass_csp=True)
+    visit = Visit(context.new_page(), service.url)
+    visit.open(address)
+    visit.see_all()
+
+    found = axe.Axe().run(visit.page).response["violations"]
+
+    grave = [finding for finding in found if finding["impact"] in ("serious", "critical")]
+    assert [(finding["id"], finding["nodes"][0]["html"]) for finding in grave] == []
+    context.close()
+
+
+def test_the_overview_shows_the_last_level_of_each_run(
+    visit: Visit, service: ServiceProcess
+) -> None:
+    """Number, verdict and cause of every run are those of GET /v1/runs."""
+    visit.open("#/")
+    for run in service.get("/v1/runs")["runs"]:
+        row = visit.page.locator("tbody tr", has=visit.page.get_by_role("link", name=run["run"]))
+        level = row.first.locator("data").first.get_attribute("value")
+        assert float(level or "nan") == run["last"]["metrics"]["k3_mean"]
+        assert run["last"]["verdict"] in row.first.inner_text()
+
+
+def test_one_look_at_a_run_tells_onset_cause_and_fix(visit: Visit, service: ServiceProcess) -> None:
+    """The box at the top has what the alert and the diagnosis say."""
+    visit.open("#/runs/demo")
+    box = visit.page.locator(".situation")
+    step = service.get(f"/v1/runs/demo/steps/{LAST}")
+
+    assert box.locator("[data-role=onset]").inner_text() == f"step {HEALTHY}"
+    assert box.locator("[data-role=cause]").inner_text() == "temperature not restored"
+    assert step["diagnosis"][0]["fix"] in box.inner_text()
+    assert shown(visit, ".situation") == step["metrics"]["k3_mean"]
+
+
+def test_a_step_shows_the_numbers_of_the_api(visit: Visit, service: ServiceProcess) -> None:
+    """Tiles, coverage and the estimate of the cause."""
+    visit.open(f"#/runs/demo/steps/{LAST}")
+    step = service.get(f"/v1/runs/demo/steps/{LAST}")
+
+    for name in ("k3_mean", "abs_mean", "abs_p99", "rho_mean", "ess_ratio", "clip_fraction"):
+        assert shown(visit, f"[data-metric={name}]") == step["metrics"][name]
+    for name, count in step["coverage"].items():
+        assert shown(visit, f"[data-coverage={name}]") == count
+    assert str(step["diagnosis"][0]["estimate"]["temperature"]) in {
+        node.get_attribute("value") for node in visit.page.locator(".facts data").all()
+    }
+
+
+def test_the_heat_map_shows_the_tokens_of_the_evidence(
+    visit: Visit, service: ServiceProcess
+) -> None:
+    """Moving with the arrow keys tells q, p and Δ of the next token."""
+    visit.open(f"#/runs/demo/steps/{LAST}")
+    sample = service.get(f"/v1/runs/demo/steps/{LAST}/evidence")["samples"][0]
+    tokens = visit.page.locator(".tokens")
+    tokens.focus()
+    for _ in range(3):
+        tokens.press("ArrowRight")
+
+    assert tokens.locator("[data-i='2']").inner_text() == str(sample["token_ids"][2])
+    said = visit.page.locator(".token-said").inner_text()
+    assert said.startswith("token 2 ")
+    assert f"q {sample['rollout_logprobs'][2]:.4g}".rstrip("0") in said
+
+
+def test_five_thousand_steps_are_thinned_and_zoom_to_the_exact_ones(visit: Visit) -> None:
+    """The plot holds a bounded number of points; a stretch in the address shows all of its own."""
+    visit.open("#/runs/long")
+    visit.see_all()
+    count = "() => Math.max(...document.querySelector('.plot').data.map(t => t.x?.length ?? 0))"
+    assert 500 < visit.page.evaluate(count) < LONG / 2
+
+    visit.open(f"#/runs/long?from={ONSET - 20}&to={ONSET + 20}")
+    visit.see_all()
+    line = visit.page.evaluate(
+        "() => document.querySelector('.plot').data.find(t => t.name === 'rollout_train_kl').x"
+    )
+    assert set(range(ONSET - 20, ONSET + 21)) <= set(line)
+
+
+def test_keys_walk_through_steps(visit: Visit) -> None:
+    """k goes back, j forward, u up."""
+    visit.open("#/runs/demo/steps/20")
+    for key, address in (("k", "steps/19"), ("j", "steps/20"), ("u", "#/runs/demo")):
+        visit.page.keyboard.press(key)
+        visit.page.wait_for_url(f"**{address}")
+        visit.page.wait_for_selector("main:not([aria-busy]) h1")
+
+
+def test_markup_of_strangers_is_shown_as_text(visit: Visit) -> None:
+    """Run names, sample ids, group labels and notes are read, never run."""
+    visit.open("#/")
+    assert HOSTILE in visit.page.locator("main").inner_text()
+    visit.open(VIEWS["hostile run"])
+    visit.see_all()
+    assert NOTE in visit.page.locator("main").inner_text()
+    visit.open(VIEWS["hostile step"])
+    visit.see_all()
+    text = visit.page.locator("main").inner_text()
+    assert LABEL in text
+    assert "<b onclick=x>" in text
+    assert visit.page.evaluate("() => window.hit") is None
+    assert visit.page.locator("main img, main script, main [onload], main [onclick]").count() == 0
+
+
+@pytest.mark.parametrize("address", ["#/", "#/runs/demo", f"#/runs/demo/steps/{LAST}"])
+def test_a_phone_needs_no_sideways_scrolling(
+    address: str, browser: Browser, service: ServiceProcess
+) -> None:
+    """At 390 pixels the document is not wider than the window."""
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    visit = Visit(context.new_page(), service.url)
+    visit.open(address)
+    visit.see_all()
+
+    assert visit.page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    context.close()
+
+
+def test_what_does_not_exist_says_so_and_offers_a_way_out(visit: Visit) -> None:
+    """A run that nobody sent: the service's own words, and a way back."""
+    page = visit.page
+    page.goto(f"{visit.url}/#/runs/nobody")
+    page.wait_for_selector(".state.error")
+
+    assert "nobody" in page.locator(".state.error").inner_text()
+    assert page.get_by_role("link", name="All runs").count() == 1
+
+
+def test_an_empty_service_says_how_to_begin(browser: Browser, tmp_path: Path) -> None:
+    """Before the first run: the lines to paste."""
+    context = browser.new_context()
+    with running_service(tmp_path) as empty:
+        visit = Visit(context.new_page(), empty.url)
+        watch(visit)
+        visit.open("#/")
+        assert "No run yet" in visit.page.locator("main").inner_text()
+        assert empty.url in visit.page.locator("pre").inner_text()
+        assert visit.complaints == []
+    context.close()
