@@ -18,7 +18,6 @@ from twinscope_service.measure.cpu_blocks import BLOCK, SUMS
 from twinscope_service.measure.cpu_math import ELEMENTWISE, k3_block
 from twinscope_service.measure.records import F64, I64, PairBlock
 
-
 SHORT_RUN = 24  # tokens
 
 
