@@ -102,7 +102,7 @@ def lengthen(database: Path) -> None:
         db.execute("INSERT INTO runs VALUES ('long', 1.0, 2e9)")
         for step in range(LONG):
             view = stretched(json.loads(bad if step >= ONSET else good), step)
-            row = ("long", step, 1e9 + step, view["verdict"], json.dumps(view))
+            row = (step, 1e9 + step, view["verdict"], json.dumps(view))
             db.execute(
                 "INSERT INTO steps (run,step,closed_at,verdict,view) VALUES (?,?,?,?,?)", row
             )
