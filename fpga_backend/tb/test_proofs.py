@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from formal.check import find_fault, prove
 from formal.tops import TOPS
 

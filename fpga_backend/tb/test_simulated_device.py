@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from twinscope_fpga.device import Device, merge_records
 from twinscope_fpga.emulator import EmulatedDevice
 from twinscope_fpga.errors import FramingLost, WrongDevice
