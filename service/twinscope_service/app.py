@@ -12,6 +12,8 @@ import uvicorn
 from anyio import to_thread
 from fastapi import FastAPI
 
+from twinscope_service.alert.sender import Alerting, plan_alerts
+from twinscope_service.clock import SystemClock
 from twinscope_service.config import Settings
 from twinscope_service.expose import page, reads, surface
 from twinscope_service.expose.metrics import build_registry
@@ -23,6 +25,7 @@ from twinscope_service.receive.connection import BoundedConnection
 from twinscope_service.receive.edge import build_edge
 from twinscope_service.receive.problems import add_handlers
 from twinscope_service.receive.traffic import CountTraffic, Traffic
+from twinscope_service.stages import build_detect_options
 
 TICK_S = 1.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -33,6 +36,8 @@ logger = logging.getLogger(__name__)
 def build_app(settings: Settings) -> FastAPI:
     """The application. The data directory is opened when it starts, and released when it stops."""
     traffic = Traffic()
+    plan = plan_alerts(settings)  # nonsense is refused before anything starts
+    build_detect_options(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -40,13 +45,19 @@ def build_app(settings: Settings) -> FastAPI:
         edge = build_edge(settings, pipeline, traffic=traffic)
         app.state.edge = edge
         app.state.health = await to_thread.run_sync(pipeline.health)
-        app.state.registry = build_registry(pipeline, traffic=traffic, inflight=edge.inflight)
-        ticking = asyncio.create_task(_tick_forever(pipeline))
+        alerting = Alerting(plan, pipeline.database, clock=SystemClock())
+        app.state.registry = build_registry(
+            pipeline, traffic=traffic, inflight=edge.inflight, alerting=alerting
+        )
+        alerting.start()
+        ticking = [asyncio.create_task(_tick_forever(part)) for part in (pipeline, alerting)]
         try:
             yield
         finally:
-            ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
+            for task in ticking:
+                task.cancel()
+            await asyncio.gather(*ticking, return_exceptions=True)
+            await to_thread.run_sync(alerting.close)
             await to_thread.run_sync(pipeline.close)
 
     app = FastAPI(
@@ -65,12 +76,12 @@ def build_app(settings: Settings) -> FastAPI:
     return app
 
 
-async def _tick_forever(pipeline: Pipeline) -> None:
-    """Grace periods, evictions and retention, once a second. A failure is logged, never the end."""
+async def _tick_forever(part: Pipeline | Alerting) -> None:
+    """What happens without a request, once a second. A failure is logged, never the end."""
     while True:
         await asyncio.sleep(TICK_S)
         try:
-            await to_thread.run_sync(pipeline.tick)
+            await to_thread.run_sync(part.tick)
         except Exception:
             logger.exception("tick failed")
 

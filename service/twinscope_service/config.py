@@ -80,6 +80,12 @@ class Settings(BaseSettings):
     detect_silence_steps: int = Field(default=3, ge=1, description="Steps in a row without a side or a metric before `silence` fires.")
     detect_silence_periods: float = Field(default=3.0, ge=1, description="And this many median step times without any step before `silence` fires.")
     detect_silence_seconds: float = Field(default=900.0, ge=1, description="But `silence` never fires before so many seconds without a step.")
+
+    alert_targets: list[dict[str, Any]] = Field(default_factory=list, repr=False, description="Who is told of alerts: tables with name, type (webhook, alertmanager, apprise) and url; see docs/alerts.md (JSON in the environment).")
+    alert_silences: list[dict[str, Any]] = Field(default_factory=list, description="When nobody is told: tables with runs, kinds and either start and end or daily; see docs/alerts.md (JSON in the environment).")
+    alert_repeat_s: float = Field(default=4 * 3600.0, ge=60, description="A firing alert is told again after this time, seconds.")
+    external_url: str = Field(default="", description="Address of this service in links of alerts. Unset: http://host:port.")
+    runbook_url: str = Field(default="https://github.com/twinscope/twinscope/blob/main/docs", min_length=1, description="Where the runbooks are, in links of alerts: the folder with runbooks/ and causes/.")
     # fmt: on
 
     @field_validator("clip")
@@ -155,7 +161,7 @@ def _explain(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"{name}: no such setting; docs/settings.md lists them")
             continue
-        secret = name in ("token", "run_tokens")
+        secret = name in ("token", "run_tokens", "alert_targets")
         value = "(not shown)" if secret or name == "settings" else repr(problem["input"])[:120]
         lines.append(f"{name} ({ENV_PREFIX}{name.upper()}): got {value}; {problem['msg']}")
     return "unusable settings:\n  " + "\n  ".join(lines)

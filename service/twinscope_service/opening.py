@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from twinscope.errors import ConfigError
+from twinscope_service.alert.target import parse_targets
 from twinscope_service.config import Settings
 from twinscope_service.errors import StoreError
 from twinscope_service.stages import build_limits
@@ -27,6 +28,7 @@ class DataDir:
         try:
             self.store: SqliteStore
             self.store, was_lost = open_store(self._path, power_safe=power_safe)
+            self.store.targets = tuple(t.name for t in parse_targets(settings.alert_targets))
             inbox = Inbox(self._path, fsync=power_safe)
             inbox.sweep((b.file for b in self.store.open_batches()), forget=not was_lost)
         except BaseException:

@@ -17,6 +17,7 @@ from twinscope_service.runstate import RunState
 from twinscope_service.stages import Meter, Stages
 from twinscope_service.stepview import view_step, with_scalars
 from twinscope_service.store.base import ClosedStep, Store
+from twinscope_service.store.sqlite import SqliteStore
 from twinscope_service.store.summaries import unpack
 from twinscope_service.tallies import Tallies
 from twinscope_service.views import AlertView, GateView, Health, RunView, StepView, TimelineRow
@@ -43,6 +44,11 @@ class Reads:
         self._meter, self._tallies = Meter(clock), Tallies()
         self._unsaved: list[ClosedStep] = []  # closed, but the disk was full
         self._ready = False
+
+    @property
+    def database(self) -> SqliteStore:
+        """For the senders of alerts, who have their own tables."""
+        return self._data.store
 
     def runs(self) -> list[RunView]:
         """All runs that are known, by name."""

@@ -10,20 +10,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
 from twinscope.wire.limits import Limits
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
 from twinscope_service.detect.bands import K3_BANDS, Band, Bands, Judgement, StepFacts, judge
 from twinscope_service.detect.findings import DetectOptions
-from twinscope_service.detect.watch import build_detect
+from twinscope_service.detect.watch import Overdue, build_detect, build_overdue
 from twinscope_service.diagnose.cause import Cause
 from twinscope_service.diagnose.context import Context, History
 from twinscope_service.diagnose.rank import DiagnoseOptions, diagnose
 from twinscope_service.measure.derive import derive
 from twinscope_service.measure.engine import MeasureEngine, build_engine
-from twinscope_service.measure.records import MeasureOptions, PairBlock, Summary
+from twinscope_service.measure.records import MeasureOptions, Summary
 from twinscope_service.views import AlertView, Metrics, StepView
 
 log = logging.getLogger(__name__)
@@ -70,15 +68,9 @@ class Stages:
     bands: Bands
     block_tokens: int
     detect: Detect
+    overdue: Overdue
     diagnose: Diagnose
     judge: Judge = judge
-
-    def warm_up(self) -> None:
-        """Let the engine compile what it compiles: half a minute once, a moment from its cache."""
-        values = np.array([-1.0, -2.0], np.float32)
-        key = np.zeros((1, 16), np.uint8)
-        block = PairBlock(np.array([0, 2], np.int64), values, values, key)
-        self.engine.measure(block, self.options)
 
     def derive(self, summary: Summary) -> Metrics:
         """The metrics of a summary."""
@@ -95,6 +87,7 @@ def build_stages(settings: Settings) -> Stages:
         bands=build_bands(settings),
         block_tokens=settings.block_tokens,
         detect=build_detect(build_detect_options(settings), options),
+        overdue=build_overdue(build_detect_options(settings)),
         diagnose=partial(diagnose, options=DiagnoseOptions(measure=options)),
     )
 

@@ -11,9 +11,11 @@ from typing import Any
 from twinscope.errors import WireError
 from twinscope_service.closing import By
 from twinscope_service.config import Settings
+from twinscope_service.detect.watch import mark_finished, mark_restarted
 from twinscope_service.errors import ServiceError
 from twinscope_service.join.arriving import Arriving, prepare
 from twinscope_service.join.records import Outcome, Plan
+from twinscope_service.measure.engine import warm_up
 from twinscope_service.measure.records import Summary
 from twinscope_service.reads import Reads
 from twinscope_service.runstate import RunState
@@ -22,6 +24,7 @@ from twinscope_service.store.bodies import KeptBody
 from twinscope_service.store.summaries import unpack
 
 RETENTION_EVERY_S = 60.0
+FINISHED = "finished"  # the event after which quiet is no silence
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ class Upkeep(Reads):
             for state in self._book:
                 self._close_idle(state, now)
                 self._evict(state, before=now - self._settings.pending_ttl_s)
+            self._watch_silence()
             self._book.let_go()
             self._save_closed()
             if now - self._retained_at >= RETENTION_EVERY_S:
@@ -51,6 +55,16 @@ class Upkeep(Reads):
             if opened.touched is not None and opened.touched <= since:
                 self._close(state, opened.step, by="grace")
 
+    def _watch_silence(self) -> None:
+        """Runs that have closed no step for too long."""
+        now = self._clock.time()
+        for state in self._book:
+            with self._meter.survive("detect", crashed=lambda _: None):
+                detector, alerts = self._stages.overdue(state.detector, now)
+                if alerts and detector is not None:
+                    self._store.add_alerts(state.run, alerts, state=detector, at=now)
+                    state.detector = detector
+
     def scalars(self, run: str, step: int, values: Mapping[str, float]) -> None:
         """Keep scalars of a step; the last value of a name wins. They may come after its close."""
         with self._lock:
@@ -59,12 +73,20 @@ class Upkeep(Reads):
 
     def event(self, run: str, *, step: int | None, kind: str, fields: Mapping[str, Any]) -> None:
         """Keep an event: evidence for later diagnoses. `restart` opens its step and later ones
-        again: the trainer went back to a checkpoint."""
+        again: the trainer went back to a checkpoint. `finished`: no more steps are expected."""
         with self._lock:
             state = self._book.wake(run)
             self._store.add_event(run, step=step, kind=kind, fields=fields, at=self._clock.time())
             if kind == RESTART and step is not None:
                 state.join.reopen(step)
+            if state.detector is None:
+                return
+            if kind == RESTART and step is not None:
+                state.detector = mark_restarted(state.detector, step)
+            elif kind == FINISHED:
+                state.detector = mark_finished(state.detector)
+                at = self._clock.time()
+                self._store.add_alerts(run, (), state=state.detector, at=at)
 
     def start(self) -> None:
         """Take in again what was accepted before; get ready meanwhile."""
@@ -90,7 +112,7 @@ class Upkeep(Reads):
     def warm_up(self) -> None:
         """Be ready when the engine is: a batch that comes earlier waits for it."""
         with self._meter.survive("warm_up", crashed=lambda _: None):
-            self._stages.warm_up()
+            warm_up(self._stages.engine)
             self._ready = True
 
     def close(self) -> None:

@@ -61,6 +61,8 @@ def test_what_is_catalogued_is_exported(scraped: tuple[Any, dict[str, Any]]) -> 
         "rollout_train_cause_confidence",  # too little data for a cause
         "twinscope_stage_errors_total",  # nothing crashed
         "twinscope_join_evicted_samples_total",  # nothing given up
+        "twinscope_notifications_total",  # nobody to tell
+        "twinscope_notifications_pending",
     }
 
 
@@ -123,6 +125,9 @@ def test_alerts_show_as_flags_and_counts() -> None:
     assert shown == {
         "rollout_train_spike": 1,
         "rollout_train_level_shift": 0,
+        "rollout_train_growth": 0,
+        "rollout_train_silence": 0,
+        "rollout_train_bypass": 0,
         "rollout_train_spikes_total": 1,
         "rollout_train_level_shifts_total": 1,
         "rollout_train_level_shift_ratio": 4,

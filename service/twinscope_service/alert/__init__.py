@@ -1,1 +1,1 @@
-"""alert."""
+"""Alerts that always arrive: who is told (target), what (text, payload), how (delivery, sender)."""

@@ -55,7 +55,7 @@ def score(y: F64, seed: int = 1) -> F64:
             np.log(SHARES["pair"]) - 2.0 * np.log(np.maximum(worst, 1e-300)),
         )
     )
-    best = np.maximum(logs.max(axis=0), 0.0)
+    best: F64 = np.maximum(logs.max(axis=0), 0.0)
     best[: k.BURN_IN] = 0.0  # not judged
     return best
 
@@ -66,7 +66,8 @@ def _log_run_length(statistic: F64) -> F64:
     runs = np.log(runs)
     piece = np.clip(np.searchsorted(limits, statistic) - 1, 0, len(limits) - 2)
     slope = (runs[piece + 1] - runs[piece]) / (limits[piece + 1] - limits[piece])
-    return runs[piece] + slope * (statistic - limits[piece])
+    found: F64 = runs[piece] + slope * (statistic - limits[piece])
+    return found
 
 
 def limit_at(healthy: Sequence[F64], run_length: float) -> float:

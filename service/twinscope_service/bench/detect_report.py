@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -172,7 +173,7 @@ def plot(rows: Sequence[Row]) -> str:
     ]
 
     def across(delay: float) -> float:
-        return left + (width - left - 20) * np.log2(max(delay, 1.0)) / np.log2(data.AFTER)
+        return left + (width - left - 20) * math.log2(max(delay, 1.0)) / math.log2(data.AFTER)
 
     for tick in (1, 2, 4, 8, 16, 32, 60):
         x = across(tick)

@@ -31,7 +31,7 @@ def three_sigma(y: Scores) -> Scores:
 def _sigmas(past: Scores, value: float) -> float:
     if len(past) < BURN_IN:
         return 0.0
-    return abs(value - past.mean()) / max(past.std(), 1e-9)
+    return float(abs(value - past.mean()) / max(past.std(), 1e-9))
 
 
 def ewma(y: Scores) -> Scores:
@@ -83,7 +83,7 @@ def _standard(y: Scores) -> Scores:
 
 def focus(y: Scores) -> Scores:
     """FOCuS, Gaussian, unknown mean before and after, variance from the burn-in."""
-    from changepoint_online import Focus, Gaussian
+    from changepoint_online import Focus, Gaussian  # type: ignore[import-not-found]
 
     detector, out = Focus(Gaussian()), np.zeros(len(y))
     for t, value in enumerate(_standard(y)):
@@ -118,7 +118,7 @@ def _grid(y: Scores, settings: list[float], build: Callable[[float], Any]) -> Sc
 
 def page_hinkley(y: Scores) -> Scores:
     """river's PageHinkley, delta 0.25 (in burn-in sigmas), thresholds on a grid."""
-    from river.drift import PageHinkley
+    from river.drift import PageHinkley  # type: ignore[import-not-found]
 
     settings = np.geomspace(3, 100, 24).tolist()
     return _grid(y, settings, lambda h: PageHinkley(min_instances=BURN_IN, delta=0.25, threshold=h))
@@ -161,7 +161,7 @@ OFFLINE = ("pelt", "kernel")
 
 def offline(y: Scores, name: str) -> list[int]:
     """ruptures on the whole series: change points of PELT (l2, BIC) or KernelCPD (rbf)."""
-    import ruptures
+    import ruptures  # type: ignore[import-not-found]
 
     z = ((y - y.mean()) / max(y.std(), 1e-9)).reshape(-1, 1)
     search = ruptures.Pelt("l2") if name == "pelt" else ruptures.KernelCPD("rbf")

@@ -125,6 +125,39 @@ def build_detect(options: DetectOptions, measure: MeasureOptions) -> Detect:
     return detect
 
 
+Overdue = Callable[
+    [Mapping[str, Any] | None, float], tuple[Mapping[str, Any] | None, Sequence[AlertView]]
+]
+
+
+def build_overdue(options: DetectOptions) -> Overdue:
+    """What the pipeline asks now and then: has this run gone quiet? Touches no series."""
+
+    def overdue(
+        stored: Mapping[str, Any] | None, now: float
+    ) -> tuple[Mapping[str, Any] | None, Sequence[AlertView]]:
+        if stored is None or stored.get("layout") != LAYOUT:
+            return stored, ()
+        known = presence.presence_from_json(stored["presence"])
+        there, findings = presence.overdue(known, now, options=options)
+        if not findings:
+            return stored, ()
+        return {**stored, "presence": there.as_json()}, [alert_of(f) for f in findings]
+
+    return overdue
+
+
+def mark_finished(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The run said that it is over: its quiet from now on is no silence."""
+    return {**stored, "presence": {**stored["presence"], "finished": True}}
+
+
+def mark_restarted(stored: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+    """The run said that it goes on from `step`: its steps from there on are new, not late."""
+    restarts = stored["restarts"] + 1
+    return {**stored, "last_step": step - 1, "back_at": None, "restarts": restarts}
+
+
 def seen_of(view: StepView) -> StepSeen:
     """What presence needs to know of a closed step."""
     sides = {name: side.received for name, side in view.sides.items()}

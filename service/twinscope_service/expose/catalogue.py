@@ -35,6 +35,8 @@ LABELS: dict[str, str] = {
     "reason": "why samples were given up",
     "status": "1xx, 2xx, 3xx, 4xx, 5xx",
     "version": "version of the service",
+    "target": "a name from the setting `alert_targets`",
+    "outcome": "delivered, failed, refused, silenced, not_wanted",
 }
 
 # fmt: off
@@ -54,6 +56,9 @@ RUN_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("rollout_train_cause_confidence", "gauge", ("run", "cause"), "probability", "confidence of each cause named for the last closed step"),
     MetricSpec("rollout_train_spike", "gauge", ("run",), "0 or 1", "1 while a spike alert fires"),
     MetricSpec("rollout_train_level_shift", "gauge", ("run",), "0 or 1", "1 while a level-shift alert fires"),
+    MetricSpec("rollout_train_growth", "gauge", ("run",), "0 or 1", "1 while a growth alert fires"),
+    MetricSpec("rollout_train_silence", "gauge", ("run",), "0 or 1", "1 while a silence alert fires: a side, the metric or the steps are missing"),
+    MetricSpec("rollout_train_bypass", "gauge", ("run",), "0 or 1", "1 while a bypass alert fires: both sides are identical"),
     MetricSpec("rollout_train_spikes_total", "counter", ("run",), "alerts", "spike alerts so far"),
     MetricSpec("rollout_train_level_shifts_total", "counter", ("run",), "alerts", "level-shift alerts so far"),
     MetricSpec("rollout_train_level_shift_ratio", "gauge", ("run",), "ratio", "level after over level before, of the latest level shift"),
@@ -81,6 +86,8 @@ OWN_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("twinscope_open_steps", "gauge", (), "steps", "steps that are not closed yet"),
     MetricSpec("twinscope_inbox_bytes", "gauge", (), "bytes", "bodies kept until their steps close"),
     MetricSpec("twinscope_database_bytes", "gauge", (), "bytes", "size of the database"),
+    MetricSpec("twinscope_notifications_total", "counter", ("target", "outcome"), "notifications", "alert notifications by what became of them; `failed` are attempts"),
+    MetricSpec("twinscope_notifications_pending", "gauge", ("target",), "notifications", "alert notifications that a target has not taken yet"),
     MetricSpec("twinscope_quarantined_bodies", "gauge", (), "bodies", "kept bodies that could not be read back"),
 )
 # fmt: on

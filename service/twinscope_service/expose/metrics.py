@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from twinscope_service.alert.sender import Alerting
 from twinscope_service.expose.catalogue import METRIC_BY_NAME, RUN_METRICS
 from twinscope_service.pipeline import Pipeline
 from twinscope_service.receive.body import InflightBytes
@@ -26,19 +27,30 @@ Samples = Mapping[str, Iterable[Sample]]
 
 
 def build_registry(
-    pipeline: Pipeline, *, traffic: Traffic, inflight: InflightBytes
+    pipeline: Pipeline,
+    *,
+    traffic: Traffic,
+    inflight: InflightBytes,
+    alerting: Alerting | None = None,
 ) -> CollectorRegistry:
     """A registry of its own, with what this service exports and nothing else."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Scrape(pipeline, traffic, inflight))
+    registry.register(_Scrape(pipeline, traffic, inflight, alerting))
     return registry
 
 
 class _Scrape(Collector):
     """Reads everything once per scrape."""
 
-    def __init__(self, pipeline: Pipeline, traffic: Traffic, inflight: InflightBytes) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        traffic: Traffic,
+        inflight: InflightBytes,
+        alerting: Alerting | None,
+    ) -> None:
         self._pipeline, self._traffic, self._inflight = pipeline, traffic, inflight
+        self._alerting = alerting
 
     def describe(self) -> Iterable[Metric]:
         """Nothing at registration: the pipeline may not be ready yet."""
@@ -51,6 +63,7 @@ class _Scrape(Collector):
         own = {
             **own_samples(health),
             **edge_samples(self._traffic, self._inflight),
+            **({} if self._alerting is None else sender_samples(self._alerting)),
         }
         for view in self._pipeline.runs():
             if view.active:
@@ -102,16 +115,34 @@ def run_samples(view: RunView) -> Samples:
 
 def alert_samples(run: str, alerts: Iterable[AlertView]) -> Samples:
     """What the detectors said. `alerts`: newest first."""
+    alerts = list(alerts)
     spikes = [alert for alert in alerts if alert.kind == "spike"]
     shifts = [alert for alert in alerts if alert.kind == "level_shift"]
-    newest = shifts[0] if shifts else None
+    growths = [alert for alert in alerts if alert.kind == "growth"]
+    silences = [alert for alert in alerts if alert.kind == "silence"]
+    bypasses = [alert for alert in alerts if alert.kind == "bypass"]
+    newest = next((alert for alert in shifts if alert.series == "k3"), None)
     return {
         "rollout_train_spike": [((run,), _fires(spikes))],
         "rollout_train_level_shift": [((run,), _fires(shifts))],
+        "rollout_train_growth": [((run,), _fires(growths))],
+        "rollout_train_silence": [((run,), _fires(silences))],
+        "rollout_train_bypass": [((run,), _fires(bypasses))],
         "rollout_train_spikes_total": [((run,), len(spikes))],
         "rollout_train_level_shifts_total": [((run,), len(shifts))],
         "rollout_train_level_shift_ratio": [((run,), newest.ratio if newest else None)],
         "rollout_train_baseline_kl": [((run,), newest.before if newest else None)],
+    }
+
+
+def sender_samples(alerting: Alerting) -> dict[str, Iterable[Sample]]:
+    """What became of notifications, and how many still wait, per target."""
+    pending = alerting.pending().items()
+    return {
+        "twinscope_notifications_total": [
+            (key, float(n)) for key, n in list(alerting.outcomes.items())
+        ],
+        "twinscope_notifications_pending": [((target,), float(n)) for target, n in pending],
     }
 
 

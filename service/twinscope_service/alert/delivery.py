@@ -1,0 +1,135 @@
+"""One attempt to tell one target. Everything that may go wrong comes back as Undelivered."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from twinscope.errors import ConfigError
+from twinscope_service.alert import payload, text
+from twinscope_service.alert.signature import DELIVERY, SIGNATURE, TIMESTAMP, sign
+from twinscope_service.alert.target import Target
+from twinscope_service.alert.text import Noticed
+
+RETRY_ANYWAY = (401, 403, 404, 408, 425, 429)  # mended by an operator, or by time
+
+
+class Undelivered(Exception):
+    """The target did not take it. `refused`: it will never take this body."""
+
+    def __init__(self, reason: str, *, refused: bool = False, retry_after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.refused, self.retry_after_s = refused, retry_after_s
+
+
+@dataclass(frozen=True)
+class Letterhead:
+    """What every message says about where it comes from."""
+
+    external_url: str
+    runbook_url: str
+    repeat_s: float
+
+
+Deliver = Callable[[Sequence[Noticed], str, float], None]  # (news of one run, delivery id, now)
+
+
+def build_delivery(target: Target, letterhead: Letterhead) -> Deliver:
+    """How to tell this target. Raises ConfigError if it cannot be told at all."""
+    if target.type == "apprise":
+        return _apprise(target, letterhead)
+    client = httpx.Client(timeout=target.timeout_s, follow_redirects=False)
+    build = _webhook_request if target.type == "webhook" else _alertmanager_request
+
+    def deliver(group: Sequence[Noticed], delivery: str, now: float) -> None:
+        url, headers, body = build(target, letterhead, group, now)
+        headers |= {"Content-Type": "application/json", DELIVERY: delivery}
+        if target.token:
+            headers["Authorization"] = f"Bearer {target.token}"
+        _post(client, url, headers, body)
+
+    return deliver
+
+
+def _webhook_request(
+    target: Target, head: Letterhead, group: Sequence[Noticed], now: float
+) -> tuple[str, dict[str, str], bytes]:
+    document = payload.webhook(
+        group, receiver=target.name, external_url=head.external_url, runbook_url=head.runbook_url
+    )
+    body, headers = _encode(document), {TIMESTAMP: str(int(now))}
+    if target.secret:
+        headers[SIGNATURE] = sign(target.secret, body, timestamp=int(now))
+    return target.url, headers, body
+
+
+def _alertmanager_request(
+    target: Target, head: Letterhead, group: Sequence[Noticed], now: float
+) -> tuple[str, dict[str, str], bytes]:
+    document = payload.alertmanager(
+        group,
+        external_url=head.external_url,
+        runbook_url=head.runbook_url,
+        until=now + 2.0 * head.repeat_s + 600.0,
+    )
+    return target.url.rstrip("/") + "/api/v2/alerts", {}, _encode(document)
+
+
+def _encode(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _post(client: httpx.Client, url: str, headers: dict[str, str], body: bytes) -> None:
+    try:
+        # Stream, and never read the answer: a target may send gigabytes.
+        with client.stream("POST", url, headers=headers, content=body) as answer:
+            status, after = answer.status_code, answer.headers.get("Retry-After", "")
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        raise Undelivered(f"{type(error).__name__}: {error}") from error
+    if 200 <= status < 300:
+        return
+    refused = 400 <= status < 500 and status not in RETRY_ANYWAY
+    wait = float(after) if after.isdigit() else 0.0
+    raise Undelivered(f"status {status}", refused=refused, retry_after_s=min(wait, 3600.0))
+
+
+def _apprise(target: Target, head: Letterhead) -> Deliver:
+    """Every service that the apprise library reaches."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated modules that its plugins import
+            import apprise
+
+            service = apprise.Apprise()
+            known = service.add(target.url)
+    except ImportError as error:
+        raise ConfigError(
+            f"alert target {target.name}: type apprise needs the extra: "
+            "pip install 'twinscope[apprise]'"
+        ) from error
+    if not known:
+        raise ConfigError(
+            f"alert target {target.name}: apprise does not know this kind of url; "
+            "its documentation lists them"
+        )
+    kinds = {"resolved": apprise.NotifyType.SUCCESS, "provisional": apprise.NotifyType.INFO}
+
+    def deliver(group: Sequence[Noticed], delivery: str, now: float) -> None:
+        for news in group:
+            found = payload.links(
+                news, external_url=head.external_url, runbook_url=head.runbook_url
+            )
+            done = service.notify(
+                title=text.title(news),
+                body=text.body(news, links=found),
+                notify_type=kinds.get(news["state"], apprise.NotifyType.WARNING),
+            )
+            if not done:
+                raise Undelivered("the service did not take it; apprise's log says why")
+
+    return deliver

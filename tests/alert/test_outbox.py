@@ -1,0 +1,155 @@
+"""From alerts to news: one notice per trouble, one row per target, in the same transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twinscope_service.store.outbox import Outbox, OutboxRow
+
+from .conftest import TEMPERATURE, Desk, alert
+
+
+def told(outbox: Outbox, target: str = "ops") -> list[tuple[str, str, str, list[str]]]:
+    """(run, kind, state, series) of what waits."""
+    return [
+        (row.run, row.news["kind"], row.news["state"], row.news["series"])
+        for row in outbox.due(target)
+    ]
+
+
+def test_a_trouble_is_told_when_it_begins_when_it_is_confirmed_and_when_it_ends(desk: Desk) -> None:
+    """Three pieces of news of one notice; nothing for the steps between."""
+    desk.say(alert("provisional"))
+    desk.say(alert())
+    for _ in range(500):
+        desk.say()
+    desk.say(alert("resolved"))
+    outbox = Outbox(desk.store, ["ops"])
+    assert [state for _, _, state, _ in told(outbox)] == ["provisional", "firing", "resolved"]
+    assert len({row.notice for row in outbox.due("ops")}) == 1
+
+
+def test_several_series_of_one_trouble_are_one_notice(desk: Desk) -> None:
+    """k3, its median and its tail shift in the same step, and end one by one."""
+    series = ("k3", "abs_p50", "abs_p99")
+    desk.say(*(alert(series=name) for name in series), diagnosis=[TEMPERATURE])
+    desk.say(alert("resolved", series="k3"))
+    desk.say(alert("resolved", series="abs_p50"))
+    desk.say(alert("resolved", series="abs_p99"))
+    states = [(state, names) for _, _, state, names in told(Outbox(desk.store, ["ops"]))]
+    assert states[0] == ("firing", list(series))
+    assert [state for state, _ in states] == ["firing", "resolved"]
+
+
+def test_a_cause_that_is_found_later_does_not_make_a_second_notice(desk: Desk) -> None:
+    """First unknown, then named: one trouble. Another named cause is another trouble."""
+    desk.say(alert())
+    desk.say(alert(series="abs_p99", causes=("token_shift",)))
+    desk.say(alert(series="rho_excess", causes=("stale_weights",)))
+    notices = {row.news["cause"] for row in Outbox(desk.store, ["ops"]).due("ops")}
+    assert notices == {""}
+    desk.say(alert("resolved"), alert("resolved", series="abs_p99"),
+             alert("resolved", series="rho_excess"))  # fmt: skip
+    desk.say(alert(causes=("token_shift",)))
+    desk.say(alert(series="abs_p99", causes=("stale_weights",)))
+    causes = [row.news["cause"] for row in Outbox(desk.store, ["ops"]).due("ops")]
+    assert causes[-2:] == ["token_shift", "stale_weights"]
+
+
+def test_every_bad_replica_has_a_notice_of_its_own(desk: Desk) -> None:
+    """They are different machines, and end at different times."""
+    desk.say(*(alert(series=f"k3{{replica={i}}}") for i in (3, 17)))
+    causes = [row.news["cause"] for row in Outbox(desk.store, ["ops"]).due("ops")]
+    assert causes == ["k3{replica=3}", "k3{replica=17}"]
+
+
+def test_runs_and_kinds_are_never_mixed(desk: Desk) -> None:
+    """The same kind in another run is another trouble."""
+    desk.say(alert(), run="a")
+    desk.say(alert(), alert(kind="spike"), run="b")
+    found = told(Outbox(desk.store, ["ops"]))
+    assert [(run, kind) for run, kind, _, _ in found] == [
+        ("a", "level_shift"), ("b", "level_shift"), ("b", "spike"),
+    ]  # fmt: skip
+
+
+def test_news_carries_the_alert_and_the_first_three_causes(desk: Desk) -> None:
+    """A snapshot: what is sent later is what was true then."""
+    desk.say(alert(), diagnosis=[TEMPERATURE] * 5)
+    news = Outbox(desk.store, ["ops"]).due("ops")[0].news
+    assert news["alert"]["before"] == 1e-4
+    assert news["alert"]["onset_step"] == 100
+    assert [cause["cause"] for cause in news["diagnosis"]] == ["temperature_not_restored"] * 3
+
+
+def test_every_target_has_its_own_row_and_settles_it_alone(make_desk: Any) -> None:
+    """One is told, the other is not."""
+    desk = make_desk(["a", "b"])
+    desk.say(alert())
+    outbox = Outbox(desk.store, ["a", "b"])
+    outbox.settle(outbox.due("a"), at=desk.clock.time())
+    assert outbox.pending() == {"a": 0, "b": 1}
+    outbox.fail(outbox.due("b"), error="status 500")
+    assert [row.attempts for row in outbox.due("b")] == [1]
+
+
+def test_what_was_stored_is_still_there_after_a_restart(desk: Desk) -> None:
+    """The outbox is in the database, not in memory."""
+    desk.say(alert())
+    desk.reopen()
+    assert len(told(Outbox(desk.store, ["ops"]))) == 1
+
+
+def test_rows_of_a_target_that_was_removed_from_the_settings_are_closed(desk: Desk) -> None:
+    """Nobody will ever send them."""
+    desk.say(alert())
+    Outbox(desk.store, ["other"])
+    assert not Outbox(desk.store, ["ops"]).due("ops")
+
+
+def settle_all(outbox: Outbox, at: float) -> list[OutboxRow]:
+    """As a sender that succeeds."""
+    rows = outbox.due("ops")
+    outbox.settle(rows, at=at)
+    return rows
+
+
+def test_a_firing_notice_is_told_again_after_the_repeat_time_and_not_before(desk: Desk) -> None:
+    """Reminders: marked as such, one per period, none once it is resolved."""
+    desk.say(alert())
+    outbox = Outbox(desk.store, ["ops"])
+    settle_all(outbox, desk.clock.time())
+    counts = []
+    for _ in range(6):
+        desk.clock.advance(1800.0)
+        counts.append(
+            outbox.remind(now=desk.clock.time(), repeat_s=3600.0, muted=lambda run, kind: False)
+        )
+    assert counts == [0, 1, 0, 1, 0, 1]
+    assert all(row.news["reminder"] for row in settle_all(outbox, desk.clock.time()))
+    desk.say(alert("resolved"))
+    settle_all(outbox, desk.clock.time())
+    desk.clock.advance(1e6)
+    assert not outbox.remind(now=desk.clock.time(), repeat_s=60.0, muted=lambda run, kind: False)
+
+
+def test_what_is_silenced_is_told_when_the_window_is_over_if_it_still_fires(desk: Desk) -> None:
+    """Not while the window is open."""
+    desk.say(alert())
+    outbox = Outbox(desk.store, ["ops"])
+    outbox.silence(outbox.due("ops"), at=desk.clock.time())
+    now = desk.clock.time() + 10.0
+    assert not outbox.remind(now=now, repeat_s=3600.0, muted=lambda run, kind: True)
+    assert outbox.remind(now=now, repeat_s=3600.0, muted=lambda run, kind: False) == 1
+    assert len(outbox.due("ops")) == 1
+
+
+def test_delivered_rows_are_forgotten_and_waiting_ones_never(desk: Desk) -> None:
+    """However old they are."""
+    desk.say(alert())
+    outbox = Outbox(desk.store, ["ops"])
+    outbox.forget(before=desk.clock.time() + 1e9)
+    assert len(outbox.due("ops")) == 1
+    settle_all(outbox, desk.clock.time())
+    outbox.forget(before=desk.clock.time() + 1e9)
+    assert not desk.store.read("SELECT id FROM outbox")
