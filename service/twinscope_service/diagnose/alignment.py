@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
+from twinscope_service.diagnose.level import expected_floor
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import F64, LAG_COLUMNS, LAGS
 
@@ -93,7 +94,7 @@ def _label_shift(view: View) -> Claim | None:
             f"it, so the label (or the logits row) is off by one position"
         ),
         estimate={"lag": offset, "kind": "label", "correlation_at_lag": round(r, 3)},
-        k3_after=view.floor if share > 0.9 else None,
+        k3_after=expected_floor(view) if share > 0.9 else None,
         touched=None if share > 0.9 else unrelated,
     )
 
@@ -140,14 +141,14 @@ def sample_permutation(view: View) -> Claim | None:
         return None
     matched = _matched_elsewhere(q, p, own, known, suspects)
     share_matched = float(matched.sum() / suspects.sum())
-    alike = _levels_alike(view, suspects)
-    if (matched.sum() < 2 or share_matched < 0.3) and not alike:
+    found = matched.sum() >= 2 and share_matched >= 0.1
+    if not found and not _levels_alike(view, suspects):
         return None
     share = float(suspects.sum() / known.sum())
     return Claim(
         cause="sample_permutation",
-        kind="exact" if share_matched >= 0.3 else "tested",
-        strength=min(1.0 + suspects.sum() / 6.0, 3.0) if share_matched >= 0.3 else 1.3,
+        kind="exact" if found else "tested",
+        strength=min(1.0 + suspects.sum() / 6.0, 3.0) if found else 1.3,
         evidence=(
             f"in {int(suspects.sum())} of {int(known.sum())} samples q and p are unrelated from "
             f"the first tokens on; for {share_matched:.0%} of them another sample's p fits their q"
@@ -159,18 +160,24 @@ def sample_permutation(view: View) -> Claim | None:
         },
         k3_after=_k3_of_others(view, suspects),
         touched=None if share > 0.9 else suspects,
-        group=() if share_matched >= 0.3 else ("sample_permutation", "retokenized"),
+        group=() if found else ("sample_permutation", "retokenized", "wrong_token_logprob"),
         separator="token ids, or a digest of them, from both sides",
     )
 
 
 def _levels_alike(view: View, rows: Mask) -> bool:
-    """Is p on these samples about as high as q? A neighbour's logits would put it far below."""
+    """Is p on these samples no further below q than another sampled token's would be?
+
+    A neighbour's logits put p many nats below q; and where a lag repairs it, it is a shift.
+    """
     n = max(float(view.column("n")[rows].sum()), 1.0)
-    q, p = float(view.column("q")[rows].sum()) / n, float(view.column("p")[rows].sum()) / n
-    best, known = view.attribute("best_lag")
-    repaired = float(((best != 0) & known)[rows].mean()) > 0.9  # then it is a shift
-    return abs(p - q) < 0.35 * abs(q) and not repaired
+    gap = float(view.column("d")[rows].sum()) / n
+    size = float(view.column("abs")[rows].sum()) / n
+    at_best, known = view.attribute("best_lag_abs")
+    at_zero, _ = view.attribute("lag0_abs")
+    repaired = (known & (at_best < LAG_GAIN * at_zero))[rows].mean() > 0.5
+    # one-sided: the same tokens after all, with another token's value on one side
+    return gap > -3.0 and abs(gap) < 0.8 * size and not repaired
 
 
 def _heads(view: View) -> tuple[F64, F64, Mask]:
@@ -182,15 +189,16 @@ def _heads(view: View) -> tuple[F64, F64, Mask]:
 
 def _matched_elsewhere(q: F64, p: F64, own: F64, known: Mask, suspects: Mask) -> Mask:
     """Suspects (at most LOOKED_UP are looked up) whose head q fits some other sample's head p."""
-    asked = np.flatnonzero(suspects)[:LOOKED_UP]
+    telling = suspects & (np.abs(q).mean(axis=1) > 0.4)  # heads of certain tokens fit anything
+    asked = np.flatnonzero(telling)[:LOOKED_UP]
     candidates = np.flatnonzero(known)
     matched = np.zeros(len(own), bool)
     for s in asked:
         distance = np.abs(p[candidates] - q[s]).mean(axis=1)
         distance[candidates == s] = np.inf
         matched[s] = distance.min() < min(0.15, 0.15 * own[s])
-    if len(asked) < suspects.sum():  # the others are judged by the share found among those asked
-        matched[np.flatnonzero(suspects)[LOOKED_UP:]] = matched[asked].mean() > 0.5
+    if 0 < len(asked) < suspects.sum():  # the others go with the share found among those asked
+        matched[suspects] |= matched[asked].mean() > 0.5
     return matched
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic
+from twinscope_service.diagnose.level import expected_floor
 from twinscope_service.diagnose.view import Mask, View
 
 GRID_SHARE = (
@@ -119,19 +120,18 @@ def _other_mean(view: View, side: str, other: str, n: float) -> float:
 def wrong_token_logprob(view: View) -> Claim | None:
     """One side returns another token's log-prob, mostly the likeliest one's.
 
-    Then that side is never below the other (argmax), equal where the sampled token was the
-    likeliest, and unrelated to it elsewhere: one-sided like a truncation but not bounded, and
-    with a poor correlation.
+    Then that side is never below the other, equal where the sampled token was the likeliest, and
+    unrelated to it elsewhere: one-sided like a truncation, but with a poor correlation, and unlike
+    a shift it agrees on many tokens.
     """
     if view.tokens < 200 or view.total("fill_q") + view.total("fill_p") > 0.02 * view.tokens:
         return None
-    above, below = view.mean("q_above"), view.mean("q_below")
-    one_sided = max(above, below) / max(above + below, 1e-9)
-    engine = above >= below
-    lost = -(view.rho_excess if engine else view.inverse_excess).z
-    strength = min(one_sided / 0.85, (1.0 - view.correlation) / 0.25, lost / 10.0, 3.0)
-    touched = None
-    if strength < 0.8 or view.mean("abs") < 0.3:
+    engine = view.total("d") < 0.0
+    # Σ|Δ| of the tokens where that side is higher, as a share of all
+    one_sided = 0.5 + abs(view.total("d")) / max(2.0 * view.total("abs"), 1e-300)
+    agreeing = 1.0 - view.mean("out_09_11")
+    strength = min((one_sided - 0.5) / 0.45, (1.0 - view.correlation) / 0.15, agreeing / 0.15, 2.5)
+    if strength < 0.8 or view.mean("abs") < 0.2:
         return None
     side = "rollout" if engine else "train"
     return Claim(
@@ -139,14 +139,12 @@ def wrong_token_logprob(view: View) -> Claim | None:
         kind="tested",
         strength=strength,
         evidence=(
-            f"{one_sided:.0%} of the tokens that differ have the {side} value higher, by "
-            f"{view.mean('abs'):.2f} nats on average, and their correlation is "
-            f"{view.correlation:.2f}: "
-            f"the {side} side reports the likeliest token, not the sampled one"
+            f"{one_sided:.0%} of Σ|Δ| is on tokens where the {side} value is the higher one, "
+            f"{agreeing:.0%} of the tokens agree within 10 %, and the correlation is "
+            f"{view.correlation:.2f}: the {side} side reports the likeliest token, not the sampled"
         ),
-        estimate={"side": side},
-        k3_after=view.floor,
-        touched=touched,
+        estimate={"side": side, "agreeing": round(agreeing, 4)},
+        k3_after=expected_floor(view),
     )
 
 

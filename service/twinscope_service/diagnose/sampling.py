@@ -25,6 +25,7 @@ from twinscope_service.diagnose.view import Estimate, View
 from twinscope_service.measure.records import EXTREME, HIST_BASE
 
 Z_EVIDENCE = 5.0  # p = 6e-7: about 30 tests are made per diagnosis
+MIXED_FIT = 0.3  # the same besides lost mass, which blurs it
 FIT = 0.6  # least |correlation| of q − p with (q + p)/2 under a temperature
 LOST_MASS_GIBBS = 2.5  # |mean Δ| over half its mean square that lost mass gives at least
 SEEN_SHARE = 0.2  # least share of Var Δ that "token occurred before" must explain for a penalty
@@ -65,7 +66,8 @@ def temperature_not_restored(view: View) -> Claim | None:
 def _temperature_strength(view: View, fit: TemperatureFit, exact: ExactTemperature | None) -> float:
     """From the fit's correlation, its distance from 1 and the hard bound; log-sum-exp decides."""
     away = abs(log(fit.ratio)) / max(fit.se / fit.ratio, 1e-9)
-    strength = min(fit.fit / FIT, away / Z_EVIDENCE, 3.0) * bound_kept(view, fit)
+    wanted = MIXED_FIT if view.rho_excess.z < -Z_EVIDENCE else FIT
+    strength = min(fit.fit / wanted, away / Z_EVIDENCE, 3.0) * bound_kept(view, fit)
     if exact is None:
         return strength
     gain = view.k3 / max(exact.k3, 1e-12)  # how much of the mismatch goes at that temperature
@@ -86,7 +88,7 @@ def temperature_on_logprobs(view: View) -> Claim | None:
     if view.tokens < 200:
         return None
     c = view.total("qp") / max(view.total("pp"), 1e-300)
-    if c <= 0.0 or abs(log(max(c, 1e-9))) < 0.03:
+    if not 0.3 < c < 3.3 or abs(log(c)) < 0.03 or view.correlation < 0.95:
         return None
     left = view.total("qq") - c * view.total("qp")
     share = left / max(view.total("d2"), 1e-300)
@@ -126,8 +128,8 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
     other = view.mean("q_above" if wrong_side == "q_below" else "q_below")
     lopsided = other / max(other + view.mean(wrong_side), 1e-9)
     temperature = fit_temperature(view)
-    mixed = temperature is not None and temperature.fit > FIT
-    strength = min(-excess.z / Z_EVIDENCE / 2, 3.0) if mixed else min(-excess.z / Z_EVIDENCE, 3.0)
+    mixed = temperature is not None and temperature.fit > MIXED_FIT
+    strength = min(-excess.z / Z_EVIDENCE, 3.0)
     if not mixed:
         # heavy tails move E[ρ] too, but not the mean of Δ so far beyond its variance
         gibbs = -view.gibbs if side == "rollout" else view.gibbs

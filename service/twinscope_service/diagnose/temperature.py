@@ -16,6 +16,8 @@ from twinscope_service.measure.records import BOUND_TEMPERATURES
 
 Z_EVIDENCE = 5.0
 FAR_FROM_ONE = 0.2  # |ln ratio| beyond which the other side's identity must break clearly
+PRIOR_TOKENS = 10.0  # weight of the pooled mean of ρ in a sample's own
+TWO_SIDED = 0.25  # least share of tokens with q < p that a temperature above 1 has
 NODES = 5  # log-sum-exp nodes used around the smallest k3
 WIDEST_STEP = 0.25  # of ln β between nodes: wider, and pairs alone are as good
 
@@ -39,33 +41,52 @@ class ExactTemperature:
 
 
 def fit_temperature(view: View) -> TemperatureFit | None:
-    """The better of the two readings: tokens drawn from q's law, or from p's."""
-    honest_q, honest_p = _fit_one(view, "rollout"), _fit_one(view, "train")
-    fits = [f for f in (honest_q, honest_p) if f is not None]
-    if not fits:
-        return None
+    """The better of the two readings: tokens drawn from q's law, or from p's; None: neither."""
     # E[ρ] = 1 says that q is honest, E[1/ρ] = 1 that p is; the smaller violation decides.
     q_off, p_off = abs(view.rho_excess.z), abs(view.inverse_excess.z)
-    wanted = "rollout" if q_off <= p_off else "train"
-    fit = next((f for f in fits if f.honest == wanted), fits[0])
+    fit = _fit_one(view, "rollout" if q_off <= p_off else "train")
+    if view.rho_excess.z < -Z_EVIDENCE:
+        return _fit_under_truncation(view)
+    if fit is None:
+        return None
     violated = view.inverse_excess.z if fit.honest == "rollout" else view.rho_excess.z
     # a temperature far from 1 breaks the other side's identity by many standard errors
     least = 5.0 if abs(log(fit.ratio)) > FAR_FROM_ONE else 3.0
-    return fit if violated > least or view.rho_excess.z < -Z_EVIDENCE else None
+    return fit if violated > least else None
+
+
+def _fit_under_truncation(view: View) -> TemperatureFit | None:
+    """A temperature besides lost mass, which alone looks like T > 1 with q >= p throughout.
+
+    So below 1 the sign of the fit tells; above 1 it takes tokens on both sides.
+    """
+    fit = _fit_one(view, "rollout")
+    if fit is None or (fit.ratio > 1.0 and view.mean("q_below") < TWO_SIDED):
+        return None
+    return fit
 
 
 def _fit_one(view: View, honest: str) -> TemperatureFit | None:
-    """Exact moment estimator of β with q = βp − Λ.
+    """Moment estimator of β with q = βp − Λ, free of Λ at any temperature.
 
     Under the law that drew the tokens, 1 − ρ (or 1 − 1/ρ) has mean 0 in every context, so the
-    context's Λ drops out of Σ(1−ρ)(q−p) = (β−1) Σ(1−ρ)p, whatever the temperature's size.
+    context's Λ drops out of Σ(1−ρ)(q−p) = (β−1) Σ(1−ρ)p. ρ is divided by its own mean over the
+    sample (1 in expectation): that takes most of the variance out, and the mass that a truncation
+    lost with it.
     """
-    if honest == "rollout":
-        slope = view.ratio(-view.column("rho_d"), view.column("rho_p"))
-        sign, weight = 1.0, "wp"
-    else:
-        slope = view.ratio(view.column("inv_d"), view.column("inv_q"))
-        sign, weight = -1.0, "wm"
+    rho, with_d, with_x, x, sign, weight = (
+        ("rho_m1", "rho_d", "rho_p", "p", 1.0, "wp")
+        if honest == "rollout"
+        else ("inv_rho_m1", "inv_d", "inv_q", "q", -1.0, "wm")
+    )
+    n, excess = view.column("n"), view.column(rho)
+    pooled = excess.sum() / max(n.sum(), 1.0)
+    own = 1.0 + (excess + PRIOR_TOKENS * pooled) / (n + PRIOR_TOKENS)
+    own = np.maximum(own, 0.05)
+    d = sign * view.column("d")
+    top = (sign * view.column(with_d) + d) / own - d
+    bottom = view.column(x) - (view.column(with_x) + view.column(x)) / own
+    slope = view.ratio(top, bottom)
     beta = 1.0 + slope.value
     fit = sign * _midpoint_correlation(view, weight)
     if not 0.3 < beta < 3.3 or not isfinite(slope.se) or (beta > 1.0) != (fit > 0.0):
