@@ -18,7 +18,7 @@ from amaranth.hdl import Cat, Const, Elaboratable, Module, Mux, Signal, Value
 
 from rtl.multiplier import Multiplier18, Product3
 from rtl.pipeline import Pipe, Reader, Staged
-from rtl.rom import LINE_BITS, POWER_BITS
+from rtl.rom import LINE_BITS, POWER_BITS, TableRom
 from rtl.shift import add_with_carry, shift_right, step64
 from rtl.subtract import Difference, subtract
 from twinscope_fpga.formats import FIXED_BITS, SENTINEL_BITS, SQUARE_BITS, VALUE_BITS
@@ -300,6 +300,31 @@ class ComputeLane(Elaboratable):
         return p.reg(
             40, lambda at: at(shifted) ^ at(flip).replicate(SQUARE_BITS), "squared", clear=kill
         )
+
+
+class LaneWithTables(Elaboratable):
+    """One lane with ROMs of its own, for the bench of the core."""
+
+    def __init__(self, *, ecp5: bool = False) -> None:
+        self.lane = ComputeLane(ecp5=ecp5)
+
+    def ports(self) -> dict[str, Signal]:
+        """Everything but the table ports."""
+        names = ("rollout", "train", "present", "masked", "mode", "clamp")
+        names += ("value", "square", "fixed", "size", "flags")
+        return {name: getattr(self.lane, name) for name in names}
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        lane, rom = self.lane, TableRom(lanes=1)
+        m.submodules.lane, m.submodules.rom = lane, rom
+        m.d.comb += [
+            rom.line_address[0].eq(lane.line_address),
+            lane.line_word.eq(rom.line_word[0]),
+            rom.power_address[0].eq(lane.power_address),
+            lane.power_word.eq(rom.power_word[0]),
+        ]
+        return m
 
 
 def _word_class(word: Value) -> Value:

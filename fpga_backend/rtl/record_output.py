@@ -91,7 +91,8 @@ class RecordOutput(Elaboratable):
         m = Module()
         beat, index = self._serialise(m)
         beat, push = self._checksum(m, beat, index)
-        m.submodules.fifo, m.submodules.left = fifo, left = self.fifo, self.left
+        fifo, left = self.fifo, self.left
+        m.submodules.fifo, m.submodules.left = fifo, left
         pop = Signal()
         m.d.comb += [
             fifo.w_data.eq(beat),

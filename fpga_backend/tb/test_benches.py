@@ -66,8 +66,42 @@ def engine(lanes: int) -> Callable[[], tuple[Any, dict[str, Any]]]:
     return build
 
 
+def core() -> tuple[Any, dict[str, Any]]:
+    """One lane with its tables."""
+    from rtl.compute_core import LaneWithTables
+
+    design = LaneWithTables()
+    return design, design.ports()
+
+
+def input_path(lanes: int) -> Callable[[], tuple[Any, dict[str, Any]]]:
+    """Stream input, mask filter and beat queue in a row."""
+
+    def build() -> tuple[Any, dict[str, Any]]:
+        from rtl.input_path import InputPath
+
+        path = InputPath(lanes=lanes)
+        return path, path.ports()
+
+    return build
+
+
 @pytest.mark.parametrize(("idle", "stall"), CROSS)
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_engine(tmp_path: Path, lanes: int, idle: int, stall: int) -> None:
     """Framed streams, AXI-Lite, errors and recovery."""
     bench(tmp_path, "bench_engine", engine(lanes), LANES=lanes, IDLE=idle, STALL=stall)
+
+
+@pytest.mark.parametrize(("mode", "clamp"), [(0, 20.0), (0, 1.5), (1, 20.0)])
+def test_compute_core(tmp_path: Path, mode: int, clamp: float) -> None:
+    """One lane against the golden model, slot by slot."""
+    bench(tmp_path, "bench_core", core, MODE=mode, CLAMP=clamp, LANES=1, IDLE=0, STALL=0)
+
+
+@pytest.mark.parametrize("gate", [0.15, 1.0])
+@pytest.mark.parametrize("framed", [0, 1])
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_input_path(tmp_path: Path, lanes: int, framed: int, gate: float) -> None:
+    """Framing, padding, masks and flow control."""
+    bench(tmp_path, "bench_input", input_path(lanes), LANES=lanes, FRAMED=framed, GATE=gate)
