@@ -87,7 +87,7 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
     inside = view.total(f"fill_{side}_{other}") / n
     # 0 is what truncation to one token leaves, and its other side is then near 0 too; and where
     # much disagrees, natural zeros do as well. No other whole number comes up by chance.
-    natural = abs(inside) < 0.5 or far < max(0.03, 3.0 * far_elsewhere)
+    natural = far * n < 3 or far < max(0.005, 3.0 * far_elsewhere)
     if spread > 1e-6 or (value == 0.0 and natural):
         return None
     outside = _other_mean(view, side, other, n)

@@ -40,7 +40,7 @@ def recorded(folder: Path) -> list[Case]:
     return [
         Case(
             Path(entry["file"]).stem,
-            (entry["cause"],),
+            tuple(entry.get("causes", [entry["cause"]])),
             read_trace(folder / entry["file"]),
             entry["file"],
         )
@@ -52,7 +52,7 @@ def faulty(healthy: Sequence[Case], *, seed: int) -> Iterator[Case]:
     """Every fault of `FAULTS` on every healthy case that can carry it."""
     for case in healthy:
         for name, fault in FAULTS.items():
-            if "pad_left" not in case.batch.tensors and name == "token_shift_padding":
+            if name == "token_shift_padding" and not np.any(case.batch.tensors.get("pad_left", 0)):
                 continue
             batch = apply(fault, case.batch, seed)
             yield Case(f"{case.name}+{name}", (fault.cause,), batch, case.origin)

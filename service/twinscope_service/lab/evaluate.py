@@ -60,7 +60,9 @@ def labelled_set(folders: Sequence[Path], *, seed: int) -> Iterator[Case]:
         healthy = [c for c in originals if c.causes[0] == "numerical_noise"]
         exact = [c for c in faulty(healthy[:4], seed=seed) if _is_exact(c)]
         mixtures = [
-            mixed(c, healthy[0], share=0.25, seed=seed) for c in originals if healthy and _mixes(c)
+            mixed(c, h, share=0.25, seed=seed)
+            for c in originals
+            if _mixes(c) and (h := _same_prompts(c, healthy)) is not None
         ]
         for case in (*originals, *exact, *mixtures):
             yield case
@@ -72,6 +74,12 @@ def labelled_set(folders: Sequence[Path], *, seed: int) -> Iterator[Case]:
 def _is_exact(case: Case) -> bool:
     name = case.name.split("+", 1)[1]
     return FAULTS[name].exact and FAULTS[name].cause not in WEAK_BY_DESIGN
+
+
+def _same_prompts(case: Case, healthy: list[Case]) -> Case | None:
+    """A healthy case of the same prompts: a mixture must not differ in anything else."""
+    prompts = case.batch.tensors["prompt_ids"].tobytes()
+    return next((h for h in healthy if h.batch.tensors["prompt_ids"].tobytes() == prompts), None)
 
 
 def _mixes(case: Case) -> bool:
