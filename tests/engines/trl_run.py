@@ -5,6 +5,7 @@ Usage: trl_run.py MODEL STEPS [trainer]      prints TRL's own metrics, one JSON 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -34,10 +35,31 @@ def make_trainer(model: str, steps: int, folder: str, **changes: Any) -> Any:
         "max_steps": steps, "logging_steps": 1, "temperature": 0.8, "learning_rate": 1e-4,
         "save_strategy": "no", "disable_tqdm": True,
     }  # fmt: skip
-    return GRPOTrainer(
-        model=model, reward_funcs=Even(), args=GRPOConfig(**{**settings, **changes}),
+    _start_eager()
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=Even(),
+        args=GRPOConfig(**{**settings, **changes}),
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-    )  # fmt: skip
+    )
+    trainer.vllm_generation.sync_weights = lambda: _sync(trainer, folder)
+    return trainer
+
+
+def _start_eager() -> None:
+    """TRL has no switch for it, and compiling takes minutes on a small machine."""
+    from trl.generation import vllm_generation
+
+    vllm_generation.LLM = functools.partial(vllm_generation.LLM, enforce_eager=True)
+
+
+def _sync(trainer: Any, folder: str) -> None:
+    """TRL writes tensor by tensor into the engine's modules, which vLLM's CPU build repacks."""
+    weights = {name: value.bfloat16() for name, value in trainer.model.state_dict().items()}
+    trainer.model.save_pretrained(f"{folder}/sync", state_dict=weights)
+    llm = trainer.vllm_generation.llm
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": f"{folder}/sync"})
+    llm.reset_prefix_cache()
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from twinscope.errors import DidNotAttach
 from twinscope.hosts.attach import MARK, Attachment, Host, wrap
 from twinscope.hosts.sampling import read_sampling
+from twinscope.hosts.sides import choose, send
 from twinscope.hosts.vllm import read_model
 from twinscope.probe import Probe
 
@@ -90,7 +91,7 @@ class _Watch:
         self._attachment = attachment
         self._trainer = trainer
         self._version = version
-        self._sides = sides
+        self._only: Literal["train"] | None = "train" if sides == "train" else None
         self._told: set[str] = set()  # missing sides that were reported
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,26 +113,15 @@ class _Watch:
             if batch.get(name) is None and name not in self._told:
                 self._told.add(name)
                 probe.event("host_side_missing", host="trl", field=name, why=why, step=step)
-        rollout, train = given.pop("rollout_logprobs", None), given.pop("train_logprobs", None)
-        sampling = read_sampling(self._trainer)
-        if self._sides == "train" or rollout is None:
-            if train is not None:
-                probe.train(step=step, logprobs=train, version=step, sampling=sampling,
-                            fingerprint=self._trainer_facts(), **given)  # fmt: skip
-        elif train is None:
-            kept = ("mask", "token_ids", "prompt_ids", "prompt_mask")
-            probe.rollout(step=step, logprobs=rollout, sampling=sampling,
-                          fingerprint=self._engine_facts(),
-                          **{name: given[name] for name in kept})  # fmt: skip
-        else:
-            loaded = getattr(trainer, "_last_loaded_step", None)
-            if isinstance(loaded, int) and loaded >= 0:
-                given["rollout_version"] = loaded
-            probe.pair(
-                step=step, rollout_logprobs=rollout, train_logprobs=train, train_version=step,
-                sampling=sampling, rollout_fingerprint=self._engine_facts(),
-                train_fingerprint=self._trainer_facts(), **given,
-            )  # fmt: skip
+        loaded = getattr(trainer, "_last_loaded_step", None)
+        given |= {
+            "sampling": read_sampling(trainer),
+            "rollout_version": loaded if isinstance(loaded, int) and loaded >= 0 else None,
+            "train_version": step,
+            "rollout_fingerprint": self._engine_facts(),
+            "train_fingerprint": self._trainer_facts(),
+        }
+        send(probe, choose(given, only=self._only), step=step)
 
     def missing(self) -> dict[str, Any]:
         """What the trainer's settings already say about missing sides, for the heartbeat."""
@@ -170,18 +160,14 @@ class _Watch:
         """A TrainerCallback: scalars as logged, and the end of a step where one rank knows it."""
         from transformers import TrainerCallback
 
-        watch = self
+        def on_log(_: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.scalars(state, kwargs.get("logs") or {})
 
-        class Callback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-            def on_log(
-                self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any
-            ) -> None:
-                watch.scalars(state, logs or {})
+        def on_step_end(_: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.end_step(state)
 
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                watch.end_step(state)
-
-        return Callback()
+        methods = {"on_log": on_log, "on_step_end": on_step_end}
+        return type("TwinScopeCallback", (TrainerCallback,), methods)()
 
     def scalars(self, state: Any, logs: Mapping[str, Any]) -> None:
         """The main rank's numbers of the step that was just made."""

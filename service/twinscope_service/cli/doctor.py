@@ -1,0 +1,205 @@
+"""`twinscope doctor`: what is installed, what would attach, what it would see, what arrived."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from twinscope.hosts.known import KNOWN, Known
+
+Mark = Literal["good", "note", "bad"]
+SIGNS: dict[Mark, str] = {"good": "ok", "note": "--", "bad": "!!"}
+EVENTS = 1000
+# Framework -> the group of entry points it loads, and its variable that can leave some out.
+ENTRY_GROUPS = {
+    "vLLM": ("vllm.general_plugins", "VLLM_PLUGINS"),
+    "verl": ("verl.plugins", "VERL_USE_EXTERNAL_PLUGINS"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    area: str  # probe, host, service, run
+    mark: Mark
+    text: str
+
+
+def add(commands: Any) -> None:
+    """Declare the command. `commands`: argparse's subparsers object (its type is private)."""
+    parser = commands.add_parser(
+        "doctor",
+        help="what is installed here, what would attach, what the service has heard",
+        description="Run it in the environment of the engine or the trainer. Imports no framework. "
+        "Exit status: 0 nothing is in the way, 1 something is.",
+    )
+    parser.add_argument("--url", help="the service (default: TWINSCOPE_URL)")
+    parser.add_argument("--run", dest="run_name", help="ask what arrived for this run")
+    parser.add_argument("--json", action="store_true", help="a list of findings")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, print, and turn what is in the way into the exit status."""
+    url = args.url or os.environ.get("TWINSCOPE_URL")
+    name = args.run_name or os.environ.get("TWINSCOPE_RUN")
+    findings = [*probe_findings(os.environ), *host_findings(os.environ)]
+    findings += service_findings(url, os.environ.get("TWINSCOPE_TOKEN"), name)
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    return 1 if any(finding.mark == "bad" for finding in findings) else 0
+
+
+def _print(findings: list[Finding]) -> None:
+    area = ""
+    for finding in findings:
+        if finding.area != area:
+            area = finding.area
+            print(area)
+        print(f"  {SIGNS[finding.mark]}  {finding.text}")
+
+
+def probe_findings(environment: Mapping[str, str]) -> list[Finding]:
+    """The probe's own settings, as a probe made here would read them."""
+    import twinscope
+    from twinscope.settings import resolve_settings
+
+    settings = resolve_settings({}, environment)
+    found = [
+        Finding(
+            "probe",
+            "good",
+            f"twinscope {twinscope.__version__}, Python {platform.python_version()}",
+        )
+    ]
+    found += [Finding("probe", "bad", problem) for problem in settings.problems]
+    if settings.off_because:
+        found.append(Finding("probe", "bad", f"off here: {settings.off_because}"))
+    else:
+        found.append(Finding("probe", "good", f"run {settings.run!r} to {settings.url}"))
+    spool = settings.spool_dir or "none: what the service misses beyond the buffer is lost"
+    return [*found, Finding("probe", "note", f"spool {spool}")]
+
+
+def host_findings(environment: Mapping[str, str]) -> list[Finding]:
+    """Each framework that is installed: whether its hook would attach, and what q or p is there."""
+    found: list[Finding] = []
+    for known in KNOWN:
+        version = _version(known.packages)
+        if version is None:
+            continue
+        found += [_hook(known, version, environment), *_entry_point(known.name, environment)]
+        meanings = {"q": known.q, "p": known.p}
+        found += [
+            Finding("hosts", "note", f"{known.name}: {letter} is {meaning}")
+            for letter, meaning in meanings.items()
+            if meaning
+        ]
+    names = ", ".join(known.name for known in KNOWN)
+    return found or [Finding("hosts", "note", f"none of {names} is installed here")]
+
+
+def _version(packages: tuple[str, ...]) -> str | None:
+    for package in packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _hook(known: Known, version: str, environment: Mapping[str, str]) -> Finding:
+    from twinscope import DidNotAttach
+    from twinscope.hosts.attach import Host
+
+    title = f"{known.name} {version}"
+    host = Host(known.name, known.switch or "", known.versions)
+    switch = host.switch(environment) if known.switch else "on"
+    try:
+        if known.versions:
+            host.check(version, switch)
+    except DidNotAttach as refusal:
+        return Finding("hosts", "bad" if switch != "off" else "note", f"{title}: {refusal}")
+    if switch == "off":
+        return Finding("hosts", "note", f"{title}: supported, not switched on; {known.attach}")
+    return Finding("hosts", "good", f"{title}: {known.attach}")
+
+
+def _entry_point(name: str, environment: Mapping[str, str]) -> list[Finding]:
+    """Frameworks can be told to skip plugins: then a hook is installed, switched on, and silent."""
+    if name not in ENTRY_GROUPS:
+        return []
+    group, variable = ENTRY_GROUPS[name]
+    if "twinscope" not in {entry.name for entry in importlib.metadata.entry_points(group=group)}:
+        text = f"{name}: entry point {group} is missing: reinstall twinscope"
+        return [Finding("hosts", "bad", text)]
+    allowed = environment.get(variable)
+    if allowed not in (None, "auto") and "twinscope" not in str(allowed).split(","):
+        text = f"{name}: {variable}={allowed} keeps the hook out: add twinscope to it"
+        return [Finding("hosts", "bad", text)]
+    return []
+
+
+def service_findings(url: str | None, token: str | None, run_name: str | None) -> list[Finding]:
+    """Whether the service answers, and what it has heard of the run."""
+    if url is None:
+        return [Finding("service", "note", "no address: set TWINSCOPE_URL or pass --url")]
+    import httpx
+
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
+            status = client.get("/readyz").status_code
+            mark: Mark = "good" if status == 200 else "bad"
+            found = [Finding("service", mark, f"{url} answers {status} on /readyz")]
+            return found + (_run_findings(client, run_name) if run_name else [])
+    except httpx.HTTPError as error:
+        return [Finding("service", "bad", f"{url}: {error or type(error).__name__}")]
+
+
+def _run_findings(client: Any, name: str) -> list[Finding]:
+    """'The hook was never loaded' and 'it is loaded and sees nothing' are different faults."""
+    from urllib.parse import quote
+
+    answer = client.get(f"/v1/runs/{quote(name, safe='')}/events", params={"limit": EVENTS})
+    if answer.status_code != 200:
+        text = f"{name!r}: nothing has arrived, not even a probe's greeting: no probe was made, or "
+        return [Finding("run", "bad", text + "it has another run name, address or token")]
+    events = [(event["kind"], event.get("fields", {})) for event in answer.json()]
+    kinds = [kind for kind, _ in events]
+    found = [Finding("run", "good", f"{name!r}: {kinds.count('probe_attached')} probes greeted")]
+    for kind, fields in events:
+        if kind in READ:
+            mark, text = READ[kind]
+            found.append(Finding("run", mark, text.format_map(_Fields(fields))))
+    steps = client.get(f"/v1/runs/{quote(name, safe='')}/steps", params={"limit": 1}).json()
+    if not steps.get("steps"):
+        found.append(Finding("run", "bad", "no step yet: one side, or both, have sent nothing"))
+    return found
+
+
+class _Fields(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+READ: dict[str, tuple[Mark, str]] = {
+    "host_attached": ("good", "attached to {host} {version}"),
+    "host_refused": ("bad", "did not attach: {reason}"),
+    "host_no_logprobs": (
+        "bad",
+        "{host}: requests end, but none asked for log-probs (logprobs=0)",
+    ),
+    "host_side_missing": ("bad", "{host}: no {field}: {why}"),
+    "probe_loss": ("bad", "a probe lost data: {dropped}"),
+    "probe_detached": ("note", "a probe closed"),
+}

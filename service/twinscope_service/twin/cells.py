@@ -1,0 +1,158 @@
+"""The comparisons of the twin test. Each isolates one thing that can make two scores differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twinscope import Probe
+from twinscope.testing import InMemorySink
+from twinscope_service.config import Settings
+from twinscope_service.pipeline import open_pipeline
+from twinscope_service.twin.engine import Engine, Samples
+from twinscope_service.twin.trainer import Scorer
+from twinscope_service.views import StepView
+
+Values = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One comparison: the same tokens, scored in two ways."""
+
+    name: str
+    question: str
+    samples: Samples
+    rollout: Values  # what takes q's place
+    train: Values  # what takes p's place
+    sampling: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell, measured and diagnosed."""
+
+    cell: Cell
+    view: StepView
+
+
+@dataclass(frozen=True)
+class Repeatability:
+    """The trainer's forward, twice on the same batch."""
+
+    tokens: int
+    differing: int
+    largest: float  # |difference|, nats
+
+
+def cells(
+    engine: Engine,
+    score: Scorer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    trainer_temperature: float,
+    salt: str,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Iterator[Cell]:
+    """Sample and score, cell by cell; `tell(what)` before each piece of work."""
+
+    def against_trainer(name: str, question: str, found: Samples, temperature: float) -> Cell:
+        tell(f"{name}: trainer")
+        p = score(found.prompts, found.responses, temperature=temperature)
+        return Cell(name, question, found, found.logprobs, p, engine.sampling)
+
+    tell("sampled: engine")
+    cold = engine.sample(prompts, alone=False, salt=salt)
+    first = against_trainer(
+        "sampled", "Does what the engine reports equal what the trainer computes?", cold,
+        trainer_temperature,
+    )  # fmt: skip
+    yield first
+    tell("warm cache: engine")
+    warm = engine.sample(prompts, alone=False, salt=salt)
+    question = "The same prompts again: are cached prefixes those of these weights?"
+    yield against_trainer("warm cache", question, warm, trainer_temperature)
+    tell("alone: engine")
+    alone = engine.sample(prompts, alone=True, salt=f"{salt}-alone")
+    question = "One request at a time: does the batch change the engine's numbers?"
+    yield against_trainer("alone", question, alone, trainer_temperature)
+    tell("greedy: engine")
+    greedy = engine.sample(prompts, alone=False, salt=f"{salt}-greedy", temperature=0.0)
+    question = "Without randomness and temperature: is it the sampling, or the model?"
+    found = against_trainer("greedy", question, greedy, 1.0)
+    yield dataclasses.replace(found, sampling={"temperature": 0.0})
+    yield from _engine_cells(engine, score, cold, tell)
+    yield _layout_cell(score, first, trainer_temperature, tell)
+
+
+def _engine_cells(
+    engine: Engine, score: Scorer, cold: Samples, tell: Callable[[str], None]
+) -> Iterator[Cell]:
+    """The third scorer: the engine's prefill of the tokens that it decoded."""
+    tell("prefill: engine")
+    prefill = engine.prefill(cold)
+    if prefill is None:
+        return
+    tell("prefill: trainer")
+    p = score(cold.prompts, cold.responses, temperature=1.0)
+    question = "The engine's prefill against the trainer, both at temperature 1: same weights?"
+    yield Cell("prefill", question, cold, prefill, p, {"temperature": 1.0})
+
+
+def _layout_cell(
+    score: Scorer, first: Cell, temperature: float, tell: Callable[[str], None]
+) -> Cell:
+    """The trainer against itself: padded micro-batches and one sample at a time."""
+    tell("trainer alone")
+    pairs = zip(first.samples.prompts, first.samples.responses, strict=True)
+    single = [score([prompt], [response], temperature=temperature)[0] for prompt, response in pairs]
+    question = "The trainer against itself, padded and alone: does padding reach the numbers?"
+    return Cell("trainer alone", question, first.samples, single, first.train, first.sampling)
+
+
+def repeat(score: Scorer, cell: Cell, *, temperature: float) -> Repeatability:
+    """Score the cell's tokens once more as before."""
+    again = score(cell.samples.prompts, cell.samples.responses, temperature=temperature)
+    gaps = [
+        abs(a - b)
+        for row, other in zip(cell.train, again, strict=True)
+        for a, b in zip(row, other, strict=True)
+    ]
+    return Repeatability(len(gaps), sum(gap > 0 for gap in gaps), max(gaps, default=0.0))
+
+
+def judge(found: Sequence[Cell], settings: Settings) -> Iterator[Result]:
+    """Each cell through the service's own path, as a run of its own."""
+    with tempfile.TemporaryDirectory(prefix="twinscope-check-") as folder:
+        settings = settings.model_copy(update={"data_dir": Path(folder)})
+        with closing(open_pipeline(settings)) as pipeline:
+            for number, cell in enumerate(found):
+                run = f"check-{number}"
+                sink = _capture(cell, run)
+                posts = [post for post in sink.posts if post.path == "/v1/batches"]
+                for post, batch in zip(posts, sink.batches(), strict=True):
+                    pipeline.ingest(post.body, batch, batch_id=None)
+                yield Result(cell, pipeline.close_step(run, 0))
+
+
+def _capture(cell: Cell, run: str) -> InMemorySink:
+    """What a probe would have sent."""
+    sink = InMemorySink()
+    with Probe(sink=sink, run=run, raise_errors=True, environment={}) as probe:
+        probe.pair(
+            step=0,
+            rollout_logprobs=cell.rollout,
+            train_logprobs=cell.train,
+            token_ids=cell.samples.responses,
+            prompt_ids=cell.samples.prompts,
+            sample_ids=[f"{cell.name}-{i}" for i in range(len(cell.samples.responses))],
+            sampling=dict(cell.sampling),
+            rollout_fingerprint=cell.samples.fingerprint,
+        )
+        probe.flush(60)
+    return sink

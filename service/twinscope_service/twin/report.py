@@ -1,0 +1,155 @@
+"""The twin test's answer: a verdict, a table, one sentence per finding; JSON, JUnit and a picture."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from twinscope_service.twin.cells import Cell, Repeatability, Result
+from twinscope_service.views import Verdict
+
+WORST_LAST = ("ok", "unknown", "inconsistent")
+SIDE, MARGIN, DOTS = 480, 40, 4000  # of the picture: pixels, pixels, most points
+
+
+@dataclass(frozen=True)
+class Report:
+    """All cells of one check."""
+
+    results: tuple[Result, ...]
+    repeatability: Repeatability
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the cells."""
+        return max((result.view.verdict for result in self.results), key=WORST_LAST.index)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, plain."""
+        return {
+            "verdict": self.verdict,
+            "reading": self.reading(),
+            "trainer_repeatability": asdict(self.repeatability),
+            "cells": [
+                {"cell": r.cell.name, "question": r.cell.question, **r.view.as_json()}
+                for r in self.results
+            ],
+        }
+
+    def reading(self) -> list[str]:
+        """What the cells say together: where the fault can be, and where it cannot."""
+        bad = {r.cell.name for r in self.results if r.view.verdict == "inconsistent"}
+        seen = {r.cell.name for r in self.results}
+        found = [text for names, absent, text in RULES
+                 if names <= bad and names | absent <= seen and not absent & bad]  # fmt: skip
+        if self.repeatability.differing:
+            found.append(
+                f"the trainer's forward is not repeatable: {self.repeatability.differing} of "
+                f"{self.repeatability.tokens} tokens differ by up to "
+                f"{self.repeatability.largest:.2g} nats between two passes"
+            )
+        return found
+
+
+# (inconsistent cells, cells that must not be, what follows)
+RULES: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
+    (
+        frozenset({"sampled"}),
+        frozenset({"prefill"}),
+        "the engine's prefill agrees with the trainer, its decoding does not: same weights, so look at the sampling parameters, logprobs_mode, or the decode path",
+    ),  # noqa: E501
+    (
+        frozenset({"sampled", "prefill"}),
+        frozenset(),
+        "prefill and decoding both differ from the trainer: weights, model configuration or precision",
+    ),  # noqa: E501
+    (
+        frozenset({"sampled"}),
+        frozenset({"greedy"}),
+        "greedy answers agree, sampled ones do not: temperature, truncation or penalties are not the same on both sides",
+    ),  # noqa: E501
+    (
+        frozenset({"warm cache"}),
+        frozenset({"sampled"}),
+        "only with a warm prefix cache: cached prefixes are not those of these weights",
+    ),  # noqa: E501
+    (
+        frozenset({"sampled"}),
+        frozenset({"alone"}),
+        "only in a batch: the engine's numbers depend on what else is in the batch",
+    ),  # noqa: E501
+    (
+        frozenset({"trainer alone"}),
+        frozenset(),
+        "the trainer disagrees with itself: padding or positions reach its numbers",
+    ),  # noqa: E501
+)
+
+
+def table(report: Report) -> str:
+    """One line per cell."""
+    lines = [
+        f"{'cell':<14}{'tokens':>7}  {'rollout_train_kl':>16}  {'mean |Δ|':>9}  verdict        cause"
+    ]
+    for result in report.results:
+        metrics, causes = result.view.metrics, result.view.diagnosis
+        kl, gap = metrics.get("k3_mean"), metrics.get("abs_mean")
+        shown = [f"{x:.3e}" if x is not None else "-" for x in (kl, gap)]
+        cause = causes[0]["cause"] if causes else "-"
+        lines.append(
+            f"{result.cell.name:<14}{result.view.tokens:>7}  {shown[0]:>16}  {shown[1]:>9}  "
+            f"{result.view.verdict:<13}  {cause}"
+        )
+    return "\n".join(lines)
+
+
+def junit(report: Report) -> str:
+    """JUnit XML: a failed test per inconsistent cell, a skipped one where nothing can be said."""
+    suite = ElementTree.Element("testsuite", name="twinscope check", tests=str(len(report.results)))
+    failures = 0
+    for result in report.results:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="twinscope", name=result.cell.name
+        )
+        text = "; ".join(result.view.reasons) or result.view.verdict
+        if result.view.verdict == "inconsistent":
+            failures += 1
+            cause = result.view.diagnosis[0]["cause"] if result.view.diagnosis else "no cause"
+            ElementTree.SubElement(case, "failure", message=str(cause)).text = text
+        elif result.view.verdict == "unknown":
+            ElementTree.SubElement(case, "skipped", message=text)
+    suite.set("failures", str(failures))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def picture(cell: Cell) -> str:
+    """SVG: every token's train log-prob over its rollout log-prob; equal policies on the diagonal."""
+    pairs = _thin([
+        (q, p) for row, other in zip(cell.rollout, cell.train, strict=True)
+        for q, p in zip(row, other, strict=True) if q == q and p == p
+    ])  # fmt: skip
+    low = min([min(pair) for pair in pairs], default=-1.0)
+    low = max(min(low, -1.0), -30.0)
+
+    def place(value: float) -> float:
+        return MARGIN + (SIDE - 2 * MARGIN) * (1 - max(value, low) / low)
+
+    dots = "".join(
+        f'<circle cx="{place(q):.1f}" cy="{SIDE - place(p):.1f}" r="1.6"/>' for q, p in pairs
+    )
+    first, last = MARGIN, SIDE - MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIDE} {SIDE}" width="{SIDE}" '
+        f'font-family="sans-serif" font-size="12"><rect width="{SIDE}" height="{SIDE}" fill="#fff"/>'
+        f'<path d="M{first} {last}L{last} {first}" stroke="#999"/>'
+        f'<g fill="#1f5fa8" fill-opacity="0.35">{dots}</g>'
+        f'<text x="{first}" y="{SIDE - 12}">rollout log-prob, {low:.0f} to 0 nats</text>'
+        f'<text x="12" y="{last}" transform="rotate(-90 12 {last})">train log-prob</text></svg>'
+    )
+
+
+def _thin(pairs: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """At most DOTS of them, evenly."""
+    return pairs[:: max(1, -(-len(pairs) // DOTS))]

@@ -1,0 +1,89 @@
+"""`twinscope doctor` tells apart what otherwise all looks like silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from twinscope import Probe
+from twinscope_service.cli.doctor import (
+    Finding,
+    host_findings,
+    probe_findings,
+    service_findings,
+)
+
+
+def _texts(findings: list[Finding], mark: str) -> str:
+    return "\n".join(finding.text for finding in findings if finding.mark == mark)
+
+
+def test_probe_that_is_off_says_which_variable_is_missing() -> None:
+    """No address is the most common reason for silence."""
+    assert "TWINSCOPE_URL" in _texts(probe_findings({}), "bad")
+    assert "TWINSCOPE_TIMEOUT_S" in _texts(
+        probe_findings({"TWINSCOPE_URL": "http://h:1", "TWINSCOPE_TIMEOUT_S": "soon"}), "bad"
+    )
+    assert not _texts(probe_findings({"TWINSCOPE_URL": "http://h:1"}), "bad")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Pretend that a distribution of this version is installed."""
+    import importlib.metadata
+
+    real = importlib.metadata.version
+
+    def pretend(name: str, version: str) -> None:
+        monkeypatch.setattr(
+            importlib.metadata, "version", lambda asked: version if asked == name else real(asked)
+        )
+
+    return pretend
+
+
+def test_each_framework_shows_what_its_numbers_mean(
+    installed: Callable[[str, str], None],
+) -> None:
+    """Supported and off, supported and on, refused: three different lines."""
+    installed("vllm", "0.33.1")
+    off = host_findings({})
+    on = host_findings({"TWINSCOPE_VLLM": "1"})
+    installed("vllm", "0.71.0")
+    other = host_findings({"TWINSCOPE_VLLM": "1"})
+
+    assert "not switched on" in _texts(off, "note")
+    assert "q is log softmax(logits)" in _texts(off, "note")
+    assert "vLLM 0.33.1" in _texts(on, "good")
+    assert "TWINSCOPE_VLLM=untested" in _texts(other, "bad")
+
+
+def test_allow_list_that_keeps_the_hook_out_is_named(
+    installed: Callable[[str, str], None],
+) -> None:
+    """VLLM_PLUGINS silently excludes what it does not name."""
+    installed("vllm", "0.33.1")
+
+    assert "VLLM_PLUGINS=other" in _texts(host_findings({"VLLM_PLUGINS": "other"}), "bad")
+    assert "VLLM_PLUGINS" not in _texts(host_findings({"VLLM_PLUGINS": "other,twinscope"}), "bad")
+
+
+def test_never_loaded_and_no_data_look_different(start: Callable[..., Any]) -> None:
+    """Nothing at all; a greeting without data; a refusal and why; a service that is away."""
+    service = start()
+
+    silent = service_findings(service.url, None, "quiet")
+    with Probe(service.url, "quiet") as probe:
+        probe.event("host_attached", host="vllm", version="0.33.0")
+        probe.event("host_refused", host="trl", reason="trl 9.9: tested with 1.16")
+        assert probe.flush(20)
+        greeted = service_findings(service.url, None, "quiet")
+    away = service_findings("http://127.0.0.1:9", None, "quiet")
+
+    assert "not even a probe's greeting" in _texts(silent, "bad")
+    assert "attached to vllm 0.33.0" in _texts(greeted, "good")
+    assert "trl 9.9" in _texts(greeted, "bad")
+    assert "no step yet" in _texts(greeted, "bad")
+    assert "127.0.0.1:9" in _texts(away, "bad")
