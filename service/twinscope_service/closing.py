@@ -20,7 +20,7 @@ from twinscope_service.views import AlertView, Metrics, StepView
 
 By = Literal["complete", "call", "grace", "ttl"]
 ACCUSES = 0.9  # confidence from which a named cause outweighs level bands that are silent
-# worth saying, but no disagreement: too small to matter, or (a missing side) the coverage's to judge
+# worth saying, but no disagreement: too small to matter, or for the coverage to judge
 NOTES = frozenset({"bf16_logprob_storage", "side_missing", "bypass_mode"})
 EVENTS = 200  # latest events of the run that a diagnosis looks at
 
