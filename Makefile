@@ -51,7 +51,7 @@ test-browser: $(VENV)/.dev  ## the page in a real Chromium (Debian: apt-get inst
 	$(BIN)/python -m pytest -m browser tests/page
 
 pictures: $(VENV)/.dev  ## take the pictures of docs/pictures again
-	$(BIN)/python -m twinscope_dashboards.pictures docs/pictures
+	PYTHONPATH=tests/support $(BIN)/python tests/page/take_pictures.py docs/pictures
 
 lint: $(VENV)/.dev  ## ruff, formatting included
 	$(BIN)/ruff check .

@@ -39,6 +39,7 @@ class Visit:
         self.page.goto("about:blank")
         self.page.goto(f"{self.url}/{address}")
         self.page.wait_for_selector("main:not([aria-busy]) h1, main:not([aria-busy]) h3")
+        self.page.wait_for_function("() => !document.querySelector('main .state[role=status]')")
         return self.page
 
     def see_all(self) -> None:
@@ -61,20 +62,32 @@ def watch(seen: Visit) -> None:
     )
 
 
-def fill(data_dir: Path) -> None:
+def fill(data_dir: Path, *, hostile_too: bool = True) -> None:
     """Real steps through the real pipeline; the long run is copied from two of them."""
     pipeline = open_pipeline(load_settings(data_dir=data_dir))
     healthy, faulty = (recording(f"temperature_0.7_{end}") for end in ("restored", "unrestored"))
     plan = [healthy] * HEALTHY + [faulty] * FAULTY
     for batch in steps(plan, run="demo", samples_per_step=48, seed=0):
         send(pipeline, batch)
-    pipeline.event("demo", step=8, kind="weight_sync", fields={"version": 1})
-    pipeline.scalars("demo", 39, {"reward": 0.25})
-    for batch in steps([faulty], run=HOSTILE, samples_per_step=24, seed=1):
-        send(pipeline, hostile(batch))
-    pipeline.event(HOSTILE, step=0, kind="config_change", fields={"note": NOTE})
+        tell(pipeline, batch.step or 0)
+    if hostile_too:
+        for batch in steps([faulty], run=HOSTILE, samples_per_step=24, seed=1):
+            send(pipeline, hostile(batch))
+        pipeline.event(HOSTILE, step=0, kind="config_change", fields={"note": NOTE})
     pipeline.close()
     lengthen(data_dir / "twinscope.sqlite")
+
+
+def tell(pipeline: Pipeline, step: int) -> None:
+    """What a trainer says beside its tokens: scalars, and now and then an event."""
+    trouble = max(step - HEALTHY + 1, 0)
+    reward = 0.2 + 0.4 * (1 - math.exp(-step / 20)) - 0.02 * trouble
+    values = {"reward": reward, "entropy": 1.2 * math.exp(-step / 60)}
+    pipeline.scalars("demo", step, {**values, "grad_norm": 0.3 + 0.08 * trouble})
+    if step % 8 == 0:
+        pipeline.event("demo", step=step, kind="weight_sync", fields={"version": step // 8})
+    if step == HEALTHY:
+        pipeline.event("demo", step=step, kind="config_change", fields={"note": "new trainer"})
 
 
 def send(pipeline: Pipeline, batch: Batch) -> None:
@@ -104,7 +117,8 @@ def lengthen(database: Path) -> None:
             view = stretched(json.loads(bad if step >= ONSET else good), step)
             row = (step, 1e9 + step, view["verdict"], json.dumps(view))
             db.execute(
-                "INSERT INTO steps (run,step,closed_at,verdict,view) VALUES (?,?,?,?,?)", row
+                "INSERT INTO steps (run,step,closed_at,verdict,view) VALUES (?,?,?,?,?)",
+                ("long", *row),
             )
         reward = [("long", s, "reward", 1 - math.exp(-s / 900)) for s in range(LONG)]
         db.executemany("INSERT INTO scalars VALUES (?,?,?,?)", reward)

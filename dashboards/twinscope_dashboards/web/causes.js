@@ -3,7 +3,7 @@
 import { api } from "./api.js";
 import { failure, h, loading } from "./dom.js";
 import { render } from "./markdown.js";
-import { format, number, share, words } from "./words.js";
+import { number, share, words } from "./words.js";
 
 export function causes(step) {
   const found = step.diagnosis ?? [];
@@ -100,7 +100,7 @@ function judged(step, lead) {
   const level = step.metrics?.k3_mean;
   const said = { ok: "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
   return [h("strong", {}, said), level === null || level === undefined ? null : [" rollout_train_kl is ", number(level)],
-    lead?.ratio && lead.series === "k3" ? [`, ${format(lead.ratio)} times this run's own level of `, number(lead.before)] : null, ". ",
+    lead?.before > 0 && lead.series === "k3" ? [`, ${Number((level / lead.before).toPrecision(3))} times this run's own level of `, number(lead.before)] : null, ". ",
     step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, reason))) : null];
 }
 
