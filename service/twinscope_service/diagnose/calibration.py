@@ -1,7 +1,9 @@
-"""From strengths to confidences: logistic curves fitted on the fault lab's labelled cases.
+"""From strengths to confidences: logistic curves, checked on the fault lab's labelled cases.
 
-`python -m twinscope_service.lab.evaluate --fit` prints the coefficients below; they are constants,
-so that an answer never depends on what else a service has seen. Strength 1 is the threshold.
+`python -m twinscope_service.lab.evaluate` prints how often answers of each confidence are right on
+cases held out, with --fit the curves that the other half of the cases would give. The constants
+lie close to those and leave a ceiling below 1; they are constants, so that an answer never
+depends on what else a service has seen. Strength 1 is the threshold.
 """
 
 from __future__ import annotations

@@ -84,9 +84,11 @@ def train_mode_dropout(view: View) -> Claim | None:
     Samples of one prompt whose first response token is equal were scored in identical contexts;
     the engine's q agrees to the last bit, so p should.
     """
-    spread = first_token_spread(view)
-    if spread is None or loud_samples(view) is not None:
+    if loud_samples(view) is not None:
         return None  # two kinds of samples differ without any randomness; each is looked at alone
+    spread = first_token_spread(view)
+    if spread is None:
+        return _dropout_by_shape(view)
     p_spread, q_spread, groups = spread
     if view.correlation < 0.6:
         return None
@@ -107,6 +109,27 @@ def train_mode_dropout(view: View) -> Claim | None:
         estimate={"p_spread": round(p_spread, 4), "q_spread": round(q_spread, 5), "groups": groups},
         k3_after=view.floor,
         explains=0.95,
+        separator="score 1 000 tokens twice in the trainer",
+    )
+
+
+def _dropout_by_shape(view: View) -> Claim | None:
+    """Without equal contexts: loud noise that no token id explains and that fades with position."""
+    share, slope = view.token_share, position_slope(view)
+    loud = view.k3 > 0.05 and view.correlation > 0.6
+    if not loud or share is None or share > 0.026 or slope.value > -0.05:
+        return None
+    return Claim(
+        cause="train_mode_dropout",
+        kind="tested",
+        strength=0.85,
+        evidence=(
+            f"k3 {view.k3:.2g}, only {max(share, 0.0):.1%} of it goes with the token id, and less "
+            f"at later positions (exponent {slope.value:.2f}): random rather than wrong weights"
+        ),
+        estimate={"token_share": round(share, 4), "exponent": round(slope.value, 4)},
+        k3_after=view.floor,
+        group=("train_mode_dropout", "partial_weight_sync", "corrupt_weight_layout"),
         separator="score 1 000 tokens twice in the trainer",
     )
 

@@ -158,6 +158,23 @@ class View:
         """[buckets] sums of one profile column, whole summary."""
         return self.summary.profiles[name][:, PROFILE_COLUMNS.index(column)]
 
+    @cached_property
+    def token_share(self) -> float | None:
+        """Share of Var Δ that goes with the token id (hashed); None without ids or in a part.
+
+        The intraclass correlation of one-way analysis of variance, unequal group sizes.
+        """
+        n, d, d2 = (self.profile("token", name) for name in ("n", "d", "d2"))
+        enough = n >= 8
+        n, d, d2 = n[enough], d[enough], d2[enough]
+        if not self.whole or len(n) < 16:
+            return None
+        total, groups, mean = n.sum(), len(n), d / n
+        within = float((d2 - n * mean**2).sum() / (total - groups))
+        between = float((n * (mean - d.sum() / total) ** 2).sum() / (groups - 1))
+        size = float((total - (n**2).sum() / total) / (groups - 1))
+        return (between - within) / max(size * within + between - within, TINY)
+
     # ---- statistics that many causes ask for
 
     @cached_property

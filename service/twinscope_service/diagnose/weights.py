@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import log10, sqrt
+from math import sqrt
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import F64, PROFILE_COLUMNS
 
 Z_EVIDENCE = 5.0
+CORRUPT_K3 = 0.25  # beyond it a wrong layout is likelier than old weights
 SPAN_INFLATION = 4.0  # tokens of a sample are not independent; spans have no sample rows
 PROFILE = {name: i for i, name in enumerate(PROFILE_COLUMNS)}
 SAME_WEIGHTS = ("stale_weights", "partial_weight_sync", "corrupt_weight_layout")
@@ -144,12 +145,10 @@ def _by_level(view: View, cause: str) -> Claim | None:
     if level < 0.5 or not honest:
         return None
     k3 = max(view.k3, 1e-12)
-    typical = {"partial_weight_sync": -1.6, "stale_weights": -1.9, "corrupt_weight_layout": -0.3}
-    near = 1.0 / (1.0 + (log10(k3) - typical[cause]) ** 2)
     return Claim(
         cause=cause,
         kind="set",
-        strength=level * (0.7 + 0.3 * near),
+        strength=level * (1.0 if cause == _likeliest(view) else 0.85),
         evidence=(
             f"k3 {k3:.3g} is {k3 / view.floor:.0f} times the healthy floor on all samples, E[ρ] is "
             f"1 within {abs(view.rho_excess.z):.1f} standard errors, and neither position, padding "
@@ -160,6 +159,18 @@ def _by_level(view: View, cause: str) -> Claim | None:
         group=SAME_WEIGHTS,
         separator=SEPARATOR,
     )
+
+
+def _likeliest(view: View) -> str:
+    """Which of the three, at better than even odds on lab cases; the group stands in any case.
+
+    Nats of disagreement: a wrong layout. Otherwise by how much goes with the token id: much for
+    an embedding, a head or late layers, little for one early layer, between for all of them.
+    """
+    if view.k3 > CORRUPT_K3:
+        return "corrupt_weight_layout"
+    share = view.token_share
+    return "stale_weights" if share is not None and 0.026 < share < 0.055 else "partial_weight_sync"
 
 
 def lora_not_applied(view: View) -> Claim | None:

@@ -48,6 +48,12 @@ class Answer:
         return self.causes[0].cause in self.case.causes
 
     @property
+    def right_group(self) -> bool:
+        """The label is the first entry or in its group."""
+        first = self.causes[0]
+        return self.right or bool(set(first.group) & set(self.case.causes))
+
+    @property
     def right_family(self) -> bool:
         """The first entry is of the label's family."""
         return self.causes[0].family == FAMILY_OF[self.case.causes[0]]
@@ -133,14 +139,14 @@ def report(answers: Sequence[Answer]) -> str:
     lines = [
         f"{len(answers)} cases, {len(checked)} of them held out from fitting.",
         "",
-        "| set | cases | first entry right | family right | healthy called faulty |",
-        "|---|---|---|---|---|",
+        "| set | cases | first entry right | or in its group | family right | healthy accused |",
+        "|---|---|---|---|---|---|",
     ]
     for name, some in (("all", answers), ("held out", checked)):
         healthy = [a for a in some if a.case.causes[0] == "numerical_noise"]
         lines.append(
             f"| {name} | {len(some)} | {_share(a.right for a in some)} | "
-            f"{_share(a.right_family for a in some)} | "
+            f"{_share(a.right_group for a in some)} | {_share(a.right_family for a in some)} | "
             f"{sum(not a.right for a in healthy)} of {len(healthy)} |"
         )
     pairs = [(a.case.causes[0], a.causes[0].cause) for a in answers]

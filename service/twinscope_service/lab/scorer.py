@@ -53,7 +53,8 @@ def load_model(path: Path, *, dtype: str = "float32") -> Any:
     if path.suffix == ".gguf":
         arguments["gguf_file"] = path.name
         path = path.parent
-    return AutoModelForCausalLM.from_pretrained(str(path), **arguments).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(str(path), **arguments)
+    return model.eval()
 
 
 def score(model: Any, batch: Batch, how: Pass) -> Scores:
