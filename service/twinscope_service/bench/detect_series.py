@@ -24,7 +24,7 @@ SIZES = (1.0, 1.75, 3.0, 7.5, 30.0)  # in standard deviations; with 10 % noise 3
 SYNTHETIC = ("normal", "t4", "gamma4", "ar03", "outliers", "drift")
 FRACTIONS = (0.05, 0.2, 1.0)  # of the samples of a step that are faulty
 AFTER = 60  # steps after the change
-EVENT_STEPS = 1500  # of each event series: the slowest rival takes milliseconds per step
+EVENT_STEPS = 600  # of each event series: the slowest rival takes milliseconds per step
 MARGIN = 5  # TCPDBench: a reported change this near a labelled one is right
 
 
