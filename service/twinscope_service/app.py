@@ -17,6 +17,7 @@ from twinscope_service.clock import SystemClock
 from twinscope_service.config import Settings
 from twinscope_service.expose import page, reads, surface
 from twinscope_service.expose.metrics import build_registry
+from twinscope_service.expose.text import load_token_text
 from twinscope_service.memory import keep_freed_memory
 from twinscope_service.pipeline import Pipeline, open_pipeline
 from twinscope_service.receive import posts
@@ -44,6 +45,7 @@ def build_app(settings: Settings) -> FastAPI:
         pipeline = await to_thread.run_sync(lambda: open_pipeline(settings))
         edge = build_edge(settings, pipeline, traffic=traffic)
         app.state.edge = edge
+        app.state.token_text = await to_thread.run_sync(lambda: load_token_text(settings.tokenizer))
         app.state.health = await to_thread.run_sync(pipeline.health)
         alerting = Alerting(plan, pipeline.database, clock=SystemClock())
         app.state.registry = build_registry(

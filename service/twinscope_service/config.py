@@ -81,6 +81,8 @@ class Settings(BaseSettings):
     detect_silence_periods: float = Field(default=3.0, ge=1, description="And this many median step times without any step before `silence` fires.")
     detect_silence_seconds: float = Field(default=900.0, ge=1, description="But `silence` never fires before so many seconds without a step.")
 
+    tokenizer: Path | None = Field(default=None, description="A tokenizer.json with which the page shows tokens as text. Unset: as ids.")
+
     alert_targets: list[dict[str, Any]] = Field(default_factory=list, repr=False, description="Who is told of alerts: tables with name, type (webhook, alertmanager, apprise) and url; see docs/alerts.md (JSON in the environment).")
     alert_silences: list[dict[str, Any]] = Field(default_factory=list, description="When nobody is told: tables with runs, kinds and either start and end or daily; see docs/alerts.md (JSON in the environment).")
     alert_repeat_s: float = Field(default=4 * 3600.0, ge=60, description="A firing alert is told again after this time, seconds.")

@@ -170,7 +170,7 @@ def test_the_page_and_the_documentation_are_served(filled: Any) -> None:
     page = filled.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in page.headers["content-security-policy"]
-    for name in ("page.js", "style.css"):
+    for name in ("main.js", "style.css"):
         assert filled.get(f"/{name}").status_code == 200
     assert filled.get("/docs").status_code == 200
 

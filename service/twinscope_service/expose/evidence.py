@@ -9,6 +9,7 @@ import numpy as np
 
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import decode
+from twinscope_service.expose.text import TokenText
 from twinscope_service.measure.derive import policy_ref_by_length
 from twinscope_service.measure.records import (
     COVERAGE,
@@ -42,14 +43,23 @@ SAMPLE_TENSORS = (
 HIST_PER_OCTAVE = 4  # buckets of |Δ| per factor of two, of the 64 that are counted
 
 
-def describe_evidence(summary: Summary | None, body: bytes | None) -> dict[str, Any]:
-    """Worst tokens (from the summary) and kept samples (from the evidence), as far as kept."""
-    worst = () if summary is None else summary.worst
+def describe_evidence(
+    summary: Summary | None, body: bytes | None, *, text: TokenText | None = None
+) -> dict[str, Any]:
+    """Worst tokens (from the summary) and kept samples (from the evidence), as far as kept.
+
+    With `text` each token that has an id has its text too.
+    """
+    worst = [_worst_token(token) for token in (() if summary is None else summary.worst)]
     batch = None if body is None else decode(body)
-    return {
-        "worst_tokens": [_worst_token(token) for token in worst],
-        "samples": [] if batch is None else [_sample(batch, s) for s in range(batch.samples)],
-    }
+    samples = [] if batch is None else [_sample(batch, s) for s in range(batch.samples)]
+    if text is not None:
+        for token in worst:
+            token["text"] = None if token["token_id"] is None else text.of(token["token_id"])
+        for sample in samples:
+            if "token_ids" in sample:
+                sample["text"] = [text.of(token) for token in sample["token_ids"]]
+    return {"worst_tokens": worst, "samples": samples}
 
 
 def _worst_token(token: WorstToken) -> dict[str, Any]:

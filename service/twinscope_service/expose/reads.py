@@ -65,7 +65,9 @@ def read_evidence(request: Request, run: str, step: str) -> Response:
     body = pipeline.evidence(name, number)
     if body is not None and CONTENT_TYPE in request.headers.get("accept", ""):
         return Response(bytes(body), media_type=CONTENT_TYPE)
-    described = describe_evidence(pipeline.summary(name, number), body)
+    described = describe_evidence(
+        pipeline.summary(name, number), body, text=request.app.state.token_text
+    )
     return Answer({"run": name, "step": number, **described})
 
 
