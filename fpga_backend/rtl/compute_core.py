@@ -305,8 +305,9 @@ class ComputeLane(Elaboratable):
 class LaneWithTables(Elaboratable):
     """One lane with ROMs of its own, for the bench of the core."""
 
-    def __init__(self, *, ecp5: bool = False) -> None:
-        self.lane = ComputeLane(ecp5=ecp5)
+    def __init__(self, *, flip: tuple[int, int] | None = None) -> None:
+        self.lane = ComputeLane()
+        self.flip = flip  # a table bit to corrupt, for the mutation tests
 
     def ports(self) -> dict[str, Signal]:
         """Everything but the table ports."""
@@ -316,7 +317,7 @@ class LaneWithTables(Elaboratable):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        lane, rom = self.lane, TableRom(lanes=1)
+        lane, rom = self.lane, TableRom(lanes=1, flip=self.flip)
         m.submodules.lane, m.submodules.rom = lane, rom
         m.d.comb += [
             rom.line_address[0].eq(lane.line_address),

@@ -92,7 +92,7 @@ class RecordOutput(Elaboratable):
         beat, index = self._serialise(m)
         beat, push = self._checksum(m, beat, index)
         fifo, left = self.fifo, self.left
-        m.submodules.fifo, m.submodules.left = fifo, left
+        m.submodules.fifo, m.submodules.credits = fifo, left
         pop = Signal()
         m.d.comb += [
             fifo.w_data.eq(beat),

@@ -43,7 +43,7 @@ class TokenOutput(Elaboratable):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         fifo, left = self.fifo, self.left
-        m.submodules.fifo, m.submodules.left = fifo, left
+        m.submodules.fifo, m.submodules.credits = fifo, left
         word, push = Signal(TOKEN_BITS * self.lanes + 1, reset_less=True), self.pushing
         m.d.sync += [
             word.eq(Cat(*(self._word(i) for i in range(self.lanes)), self.last)),

@@ -8,14 +8,15 @@ import cocotb
 import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge
-from rtl.compute_core import FLAG_NAMES, LATENCY
-from twinscope_fpga import golden
 
+from rtl.compute_core import FLAG_NAMES, LATENCY
 from tb.bench_engine import draw
+from twinscope_fpga import golden
 
 MODE = int(os.environ["MODE"])
 CLAMP = float(os.environ["CLAMP"])
 TOKENS = 1200
+OUTPUTS = ("value", "square", "fixed", "size", "flags")
 
 
 @cocotb.test()
@@ -33,7 +34,9 @@ async def every_token_equals_golden_after_exactly_latency_clocks(dut) -> None:  
     for slot in range(TOKENS + LATENCY):
         await FallingEdge(dut.clk)
         if slot >= LATENCY:
-            seen.append([int(getattr(dut, n).value) for n in ("value", "square", "fixed", "size", "flags")])
+            seen.append(
+                [int(getattr(dut, n).value) for n in ("value", "square", "fixed", "size", "flags")]
+            )
         inside = slot < TOKENS
         dut.rollout.value = int(q[slot]) if inside else 0
         dut.train.value = int(p[slot]) if inside else 0

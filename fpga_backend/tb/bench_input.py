@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 
 import cocotb
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, FallingEdge
+
 from twinscope_fpga.packing import Chunk, encode_header
 
 LANES = int(os.environ["LANES"])
@@ -25,8 +27,10 @@ def beats_of(chunk: Chunk, rng: random.Random) -> list[dict[str, int]]:
         beats.append(
             {
                 "tdata": sum(word << 64 * i for i, word in enumerate(words)),
-                "tkeep": keep, "tuser": rng.getrandbits(LANES), "tlast": 0,
-            }  # fmt: skip
+                "tkeep": keep,
+                "tuser": rng.getrandbits(LANES),
+                "tlast": 0,
+            }
         )
     beats[-1]["tlast"] = 1
     return beats
@@ -92,11 +96,15 @@ async def beats_come_out_once_in_order_and_labelled(dut) -> None:  # type: ignor
             present = int(dut.out_present.value)
             got.append(
                 (
-                    int(dut.out_data.value), present, int(dut.out_masked.value) & present,
-                    bool(dut.out_header.value), bool(dut.out_last.value), int(dut.out_mode.value),
-                )  # fmt: skip
+                    int(dut.out_data.value),
+                    present,
+                    int(dut.out_masked.value) & present,
+                    bool(dut.out_header.value),
+                    bool(dut.out_last.value),
+                    int(dut.out_mode.value),
+                )
             )
             if int(dut.out_last.value):
                 ends.append(clock)
     assert got == wanted
-    assert all(later - sooner >= 4 for sooner, later in zip(ends, ends[1:], strict=False))
+    assert all(later - sooner >= 4 for sooner, later in itertools.pairwise(ends))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from twinscope.errors import ConfigError
 from twinscope_fpga.device import Device
 from twinscope_fpga.discovery import Opener, choose_device
+from twinscope_fpga.engine_columns import COVERAGE_FROM, FROM_DEVICE
 from twinscope_fpga.errors import DeviceError
 from twinscope_fpga.formats import MAX_CLAMP
 from twinscope_fpga.packing import Records
@@ -39,20 +40,6 @@ from twinscope_service.measure.records import (
 )
 
 logger = logging.getLogger("twinscope_fpga")
-FROM_DEVICE: tuple[str, ...] = (
-    "n", "d", "abs", "d2", "k3", "zero_q", "zero_p", "zero_d",
-)  # fmt: skip
-COVERAGE_FROM: Mapping[str, str] = {
-    "received": "received",
-    "counted": "counted",
-    "nonfinite": "nonfinite",
-    "sentinel": "sentinel",
-    "positive": "positive",
-    "zero_rollout": "zero_rollout",
-    "zero_train": "zero_train",
-    "delta_zero": "delta_zero",
-    "clamped": "clamped",
-}
 
 
 @dataclass(frozen=True)
