@@ -25,13 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from twinscope_service.cli import analyze, bench, check, demo, doctor, serve
+    from twinscope_service.cli import analyze, bench, check, demo, doctor, drill, serve
 
     parser = argparse.ArgumentParser(
         prog="twinscope",
         description="Are the policy that samples and the policy that is trained still the same?",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, check, analyze, demo, bench, doctor):
+    for module in (serve, check, analyze, drill, demo, bench, doctor):
         module.add(commands)
     return parser

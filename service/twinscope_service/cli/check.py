@@ -35,8 +35,8 @@ def add(commands: Any) -> None:
     for name in SAMPLING[1:]:
         kind = int if name == "top_k" else float
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
-    parser.add_argument("--trainer-temperature", type=float,
-                        help="what the trainer divides its logits by (default: --temperature)")  # fmt: skip
+    parser.add_argument("--trainer-temperature", type=float, metavar="T",
+                        help="what the trainer divides by (default: --temperature)")  # fmt: skip
     parser.add_argument("--logprobs-mode", help="what the server was started with, if known")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--copies", type=int, default=2, help="samples per prompt")
@@ -104,7 +104,7 @@ def _print(report: Any, table: str) -> None:
     print(table)
     for text in report.reading():
         print(f"\n{text}")
-    worst = next((r for r in report.results if r.view.verdict == report.verdict), None)
+    worst = next((r for r in report.results if r.verdict == report.verdict), None)
     if worst is not None and report.verdict != "ok":
         print(f"\n{worst.cell.name}: {worst.cell.question}")
         for reason in worst.view.reasons:

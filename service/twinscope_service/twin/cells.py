@@ -16,7 +16,7 @@ from twinscope_service.config import Settings
 from twinscope_service.pipeline import open_pipeline
 from twinscope_service.twin.engine import Engine, Samples
 from twinscope_service.twin.trainer import Scorer
-from twinscope_service.views import StepView
+from twinscope_service.views import StepView, Verdict
 
 Values = Sequence[Sequence[float]]
 
@@ -39,6 +39,16 @@ class Result:
 
     cell: Cell
     view: StepView
+
+    @property
+    def verdict(self) -> Verdict:
+        """The step's verdict; bitwise equality is good news here.
+
+        In a run it would mean that one side was copied (`bypass_mode`); here both were computed.
+        """
+        counts = self.view.coverage
+        equal = 0 < counts["counted"] == counts["delta_zero"]
+        return "ok" if equal else self.view.verdict
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,7 @@ def _capture(cell: Cell, run: str) -> InMemorySink:
             prompt_ids=cell.samples.prompts,
             sample_ids=[f"{cell.name}-{i}" for i in range(len(cell.samples.responses))],
             sampling=dict(cell.sampling),
-            rollout_fingerprint=cell.samples.fingerprint,
+            rollout_fingerprint=cell.samples.fingerprint or {},
         )
         probe.flush(60)
     return sink

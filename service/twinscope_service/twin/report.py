@@ -1,4 +1,4 @@
-"""The twin test's answer: a verdict, a table, one sentence per finding; JSON, JUnit and a picture."""
+"""The twin test's answer: verdict, table, one sentence per finding; JSON, JUnit, a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The worst of the cells."""
-        return max((result.view.verdict for result in self.results), key=WORST_LAST.index)
+        return max((result.verdict for result in self.results), key=WORST_LAST.index)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, plain."""
@@ -33,14 +33,19 @@ class Report:
             "reading": self.reading(),
             "trainer_repeatability": asdict(self.repeatability),
             "cells": [
-                {"cell": r.cell.name, "question": r.cell.question, **r.view.as_json()}
+                {
+                    "cell": r.cell.name,
+                    "question": r.cell.question,
+                    **r.view.as_json(),
+                    "verdict": r.verdict,
+                }
                 for r in self.results
             ],
         }
 
     def reading(self) -> list[str]:
         """What the cells say together: where the fault can be, and where it cannot."""
-        bad = {r.cell.name for r in self.results if r.view.verdict == "inconsistent"}
+        bad = {r.cell.name for r in self.results if r.verdict == "inconsistent"}
         seen = {r.cell.name for r in self.results}
         found = [text for names, absent, text in RULES
                  if names <= bad and names | absent <= seen and not absent & bad]  # fmt: skip
@@ -53,46 +58,31 @@ class Report:
         return found
 
 
+# fmt: off
 # (inconsistent cells, cells that must not be, what follows)
 RULES: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
-    (
-        frozenset({"sampled"}),
-        frozenset({"prefill"}),
-        "the engine's prefill agrees with the trainer, its decoding does not: same weights, so look at the sampling parameters, logprobs_mode, or the decode path",
-    ),  # noqa: E501
-    (
-        frozenset({"sampled", "prefill"}),
-        frozenset(),
-        "prefill and decoding both differ from the trainer: weights, model configuration or precision",
-    ),  # noqa: E501
-    (
-        frozenset({"sampled"}),
-        frozenset({"greedy"}),
-        "greedy answers agree, sampled ones do not: temperature, truncation or penalties are not the same on both sides",
-    ),  # noqa: E501
-    (
-        frozenset({"warm cache"}),
-        frozenset({"sampled"}),
-        "only with a warm prefix cache: cached prefixes are not those of these weights",
-    ),  # noqa: E501
-    (
-        frozenset({"sampled"}),
-        frozenset({"alone"}),
-        "only in a batch: the engine's numbers depend on what else is in the batch",
-    ),  # noqa: E501
-    (
-        frozenset({"trainer alone"}),
-        frozenset(),
-        "the trainer disagrees with itself: padding or positions reach its numbers",
-    ),  # noqa: E501
+    (frozenset({"sampled"}), frozenset({"prefill"}),
+     "the engine's prefill agrees with the trainer, its decoding does not: the weights are the "
+     "same; look at sampling parameters, logprobs_mode, or the decode path"),
+    (frozenset({"sampled", "prefill"}), frozenset(),
+     "prefill and decoding both differ from the trainer: weights, model configuration, precision"),
+    (frozenset({"sampled"}), frozenset({"greedy"}),
+     "greedy answers agree, sampled ones do not: temperature, truncation or penalties are not the "
+     "same on both sides"),
+    (frozenset({"warm cache"}), frozenset({"sampled"}),
+     "only with a warm prefix cache: cached prefixes are not those of these weights"),
+    (frozenset({"sampled"}), frozenset({"alone"}),
+     "only in a batch: the engine's numbers depend on what else is in the batch"),
+    (frozenset({"trainer alone"}), frozenset(),
+     "the trainer disagrees with itself: padding or positions reach its numbers"),
 )
+# fmt: on
 
 
 def table(report: Report) -> str:
     """One line per cell."""
-    lines = [
-        f"{'cell':<14}{'tokens':>7}  {'rollout_train_kl':>16}  {'mean |Δ|':>9}  verdict        cause"
-    ]
+    heads = ("cell", "tokens", "rollout_train_kl", "mean |Δ|")
+    lines = ["{:<14}{:>7}  {:>16}  {:>9}  verdict        cause".format(*heads)]
     for result in report.results:
         metrics, causes = result.view.metrics, result.view.diagnosis
         kl, gap = metrics.get("k3_mean"), metrics.get("abs_mean")
@@ -100,7 +90,7 @@ def table(report: Report) -> str:
         cause = causes[0]["cause"] if causes else "-"
         lines.append(
             f"{result.cell.name:<14}{result.view.tokens:>7}  {shown[0]:>16}  {shown[1]:>9}  "
-            f"{result.view.verdict:<13}  {cause}"
+            f"{result.verdict:<13}  {cause}"
         )
     return "\n".join(lines)
 
@@ -113,19 +103,19 @@ def junit(report: Report) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname="twinscope", name=result.cell.name
         )
-        text = "; ".join(result.view.reasons) or result.view.verdict
-        if result.view.verdict == "inconsistent":
+        text = "; ".join(result.view.reasons) or result.verdict
+        if result.verdict == "inconsistent":
             failures += 1
             cause = result.view.diagnosis[0]["cause"] if result.view.diagnosis else "no cause"
             ElementTree.SubElement(case, "failure", message=str(cause)).text = text
-        elif result.view.verdict == "unknown":
+        elif result.verdict == "unknown":
             ElementTree.SubElement(case, "skipped", message=text)
     suite.set("failures", str(failures))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
 def picture(cell: Cell) -> str:
-    """SVG: every token's train log-prob over its rollout log-prob; equal policies on the diagonal."""
+    """SVG: train over rollout log-prob of every token; equal policies lie on the diagonal."""
     pairs = _thin([
         (q, p) for row, other in zip(cell.rollout, cell.train, strict=True)
         for q, p in zip(row, other, strict=True) if q == q and p == p
@@ -142,7 +132,8 @@ def picture(cell: Cell) -> str:
     first, last = MARGIN, SIDE - MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIDE} {SIDE}" width="{SIDE}" '
-        f'font-family="sans-serif" font-size="12"><rect width="{SIDE}" height="{SIDE}" fill="#fff"/>'
+        'font-family="sans-serif" font-size="12">'
+        f'<rect width="{SIDE}" height="{SIDE}" fill="#fff"/>'
         f'<path d="M{first} {last}L{last} {first}" stroke="#999"/>'
         f'<g fill="#1f5fa8" fill-opacity="0.35">{dots}</g>'
         f'<text x="{first}" y="{SIDE - 12}">rollout log-prob, {low:.0f} to 0 nats</text>'

@@ -1,4 +1,4 @@
-"""The trainer's side of the twin test: the same tokens through a forward pass, in its own layout."""
+"""The trainer's side of the twin test: the same tokens through its forward, in its layout."""
 
 from __future__ import annotations
 

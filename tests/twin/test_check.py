@@ -1,0 +1,203 @@
+"""The twin test against a stand-in server whose policy is known exactly; real vLLM: tests/engines.
+
+The "model" is a table: the next token depends on the last one only, so both sides can be computed
+by hand, and a fault is a change of the table, the temperature or the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import threading
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from twinscope.errors import ConfigError
+from twinscope_service.config import load_settings
+from twinscope_service.twin.cells import cells, judge, repeat
+from twinscope_service.twin.engine import Engine, request, served_model
+from twinscope_service.twin.report import Report, junit, picture, table
+
+VOCABULARY = 40
+LENGTH = 80
+PROMPTS = [[i % VOCABULARY, (7 * i) % VOCABULARY] for i in range(1, 21)]
+
+
+def _logits(last: int, *, sharpness: float = 1.0) -> list[float]:
+    table = random.Random(last)
+    return [sharpness * table.gauss(0.0, 1.5) for _ in range(VOCABULARY)]
+
+
+def _logprobs(last: int, temperature: float, *, sharpness: float = 1.0) -> list[float]:
+    scaled = [x / temperature for x in _logits(last, sharpness=sharpness)]
+    top = max(scaled)
+    total = math.log(sum(math.exp(x - top) for x in scaled)) + top
+    return [x - total for x in scaled]
+
+
+def score(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, temperature: float
+) -> list[list[float]]:
+    """The trainer, with the true table and a little rounding noise of its own."""
+    rows = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        context = [prompt[-1], *response[:-1]]
+        noise = random.Random(str((prompt, response)))
+        rows.append([
+            _logprobs(last, temperature)[token] + noise.gauss(0.0, 0.003)
+            for last, token in zip(context, response, strict=True)
+        ])  # fmt: skip
+    return rows
+
+
+class Table(BaseHTTPRequestHandler):
+    """A server of the table's policy: /v1/models, /v1/completions; log-probs are processed ones."""
+
+    sharpness = 1.0
+    offers_prefill = True
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "table"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompts = body["prompt"]
+        prompts = prompts if isinstance(prompts[0], list) else [prompts]
+        self._answer({"choices": [self._choice(body, prompt) for prompt in prompts]})
+
+    def _choice(self, body: dict[str, Any], prompt: list[int]) -> dict[str, Any]:
+        draw = random.Random(json.dumps([body.get("cache_salt"), prompt, body["temperature"]]))
+        ids, values, last = [], [], prompt[-1]
+        for _ in range(body["max_tokens"]):
+            row = _logprobs(last, body["temperature"] or 1.0, sharpness=self.sharpness)
+            if body["temperature"]:
+                last = draw.choices(range(VOCABULARY), [math.exp(x) for x in row])[0]
+            else:
+                last = row.index(max(row))
+            ids.append(last)
+            values.append(row[last])
+        choice = {
+            "token_ids": ids, "prompt_token_ids": prompt,
+            "logprobs": {"tokens": [f"token_id:{i}" for i in ids], "token_logprobs": values},
+        }  # fmt: skip
+        if "prompt_logprobs" in body and self.offers_prefill:
+            choice["prompt_logprobs"] = [None] + [
+                {str(token): {"logprob": _logprobs(last, 1.0, sharpness=self.sharpness)[token]}}
+                for last, token in pairwise(prompt)
+            ]
+        return choice
+
+    def _answer(self, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[Table]]]:
+    """(address, the handler class, whose attributes are the faults)."""
+    handler = type("Handler", (Table,), {})
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=httpd.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{httpd.server_address[1]}", handler
+    httpd.shutdown()
+    httpd.server_close()
+    thread.join()
+
+
+def _check(url: str, *, temperature: float = 1.0, trainer_temperature: float = 1.0) -> Report:
+    engine = Engine(
+        url, served_model(url), {"temperature": temperature}, LENGTH,
+        logprobs_mode="processed_logprobs",
+    )  # fmt: skip
+    found = list(cells(engine, score, PROMPTS, trainer_temperature=trainer_temperature, salt="s"))
+    again = repeat(score, found[0], temperature=trainer_temperature)
+    return Report(tuple(judge(found, load_settings())), again)
+
+
+def _verdicts(report: Report) -> dict[str, str]:
+    return {result.cell.name: result.verdict for result in report.results}
+
+
+def test_equal_policies_are_ok_in_every_cell(server: tuple[str, type[Table]]) -> None:
+    """Sampled, from the cache, alone, greedy, prefill, and the trainer against itself."""
+    report = _check(server[0])
+
+    assert _verdicts(report) == dict.fromkeys(
+        ("sampled", "warm cache", "alone", "greedy", "prefill", "trainer alone"), "ok"
+    )
+    assert report.verdict == "ok"
+    assert report.reading() == []
+    assert report.repeatability.differing == 0
+
+
+def test_forgotten_temperature_is_told_from_other_weights(
+    server: tuple[str, type[Table]],
+) -> None:
+    """Sampled differs, prefill and greedy do not: the weights are the same."""
+    report = _check(server[0], temperature=0.7, trainer_temperature=1.0)
+
+    verdicts = _verdicts(report)
+    assert verdicts["sampled"] == "inconsistent"
+    assert verdicts["prefill"] == verdicts["trainer alone"] == "ok"
+    assert any("the weights are the same" in text for text in report.reading())
+    causes = [cause["cause"] for cause in report.results[0].view.diagnosis]
+    assert causes[0] == "temperature_not_restored"
+
+
+def test_other_weights_differ_in_prefill_too(server: tuple[str, type[Table]]) -> None:
+    """A model that is not the trainer's is inconsistent in every way of asking it."""
+    url, handler = server
+    handler.sharpness = 0.6
+
+    report = _check(url)
+
+    verdicts = _verdicts(report)
+    assert verdicts["sampled"] == verdicts["prefill"] == "inconsistent"
+    assert any(text.startswith("prefill and decoding both") for text in report.reading())
+
+
+def test_server_without_prefill_scores_is_checked_without_them(
+    server: tuple[str, type[Table]],
+) -> None:
+    """SGLang's OpenAI route has none: the other cells stand."""
+    url, handler = server
+    handler.offers_prefill = False
+
+    assert "prefill" not in _verdicts(_check(url))
+
+
+def test_reports_say_the_same_in_every_form(server: tuple[str, type[Table]]) -> None:
+    """Table, JSON, JUnit and picture of one check."""
+    report = _check(server[0], temperature=0.7, trainer_temperature=1.0)
+
+    suite = ElementTree.fromstring(junit(report))
+    dots = ElementTree.fromstring(picture(report.results[0].cell)).iter()
+    loaded = json.loads(json.dumps(report.as_json(), allow_nan=False))
+
+    failed = [case.get("name") for case in suite if case.find("failure") is not None]
+    wrong = [name for name, verdict in _verdicts(report).items() if verdict == "inconsistent"]
+    assert failed == wrong
+    assert suite.get("failures") == str(len(wrong))
+    assert [cell["verdict"] for cell in loaded["cells"]] == list(_verdicts(report).values())
+    assert loaded["verdict"] == "inconsistent"
+    assert sum(element.tag.endswith("circle") for element in dots) == 20 * LENGTH
+    assert all(name in table(report) for name in _verdicts(report))
+
+
+def test_server_that_is_away_is_named_with_its_address() -> None:
+    """One line, with what to look at."""
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9/v1/models.*is the server up"):
+        request("http://127.0.0.1:9/v1/models", None, api_key=None)
