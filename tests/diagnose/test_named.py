@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -78,3 +79,15 @@ def test_a_shift_in_a_quarter_of_the_samples_and_a_grid_are_both_reported(
 
     assert {"token_shift", "bf16_logprob_storage"} <= causes.keys()
     assert causes["token_shift"].share == pytest.approx(0.25, abs=0.05)
+
+
+def test_a_zero_at_every_end_of_sequence_is_a_boundary_not_a_sentinel(
+    healthy: Case, diagnosed: Diagnose
+) -> None:
+    """The trainer has 0.0 at the last token of every sample: what matters is where."""
+    p = healthy.batch.tensors["train_logprobs"].copy()
+    p[healthy.batch.offsets[1:] - 1] = 0.0
+    tensors = {**healthy.batch.tensors, "train_logprobs": p}
+    first = diagnosed(replace(healthy.batch, tensors=tensors))[0]
+
+    assert (first.cause, first.estimate["position"]) == ("boundary_token", "last")

@@ -96,7 +96,7 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
     return Claim(
         cause="missing_value_sentinel",
         kind="exact",
-        strength=0.6 if nobody_sampled else min(1.0 + n / 10.0, 3.0),
+        strength=0.6 if nobody_sampled or _at_edges(view) else min(1.0 + n / 10.0, 3.0),
         evidence=(
             f"{int(n)} {name} log-probs are exactly {value:g} where the other side has "
             f"{inside:.2f} on average ({outside:.2f} elsewhere)"
@@ -109,6 +109,14 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
         },
         k3_after=None,
     )
+
+
+def _at_edges(view: View) -> bool:
+    """Is nearly all k3 on the samples' first or last token? Then the edge is the cause."""
+    if not view.whole:
+        return False
+    edge = max(float(view.profile(name, "k3")[0]) for name in ("first", "last"))
+    return edge > 0.8 * view.total("k3")
 
 
 def _other_mean(view: View, side: str, other: str, n: float) -> float:
