@@ -32,10 +32,12 @@ def test_every_cause_has_a_fault_to_test_it_with(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", sorted(FAMILY_OF))
 def test_every_cause_has_a_page_and_a_fix(cause: str) -> None:
-    """docs/causes/<cause>.md exists and starts with the cause's name."""
+    """docs/causes/<cause>.md and its translation start with the cause's name."""
     first = (PAGES / f"{cause}.md").read_text(encoding="utf-8").splitlines()[0]
 
-    assert first == f"# {cause}"
+    translated = (PAGES / "zh-CN" / f"{cause}.md").read_text(encoding="utf-8").splitlines()[0]
+
+    assert first == translated == f"# {cause}"
     assert FIXES[cause].endswith(".")
 
 
