@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.
 PORT   ?= 8321
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-browser pictures engines-env test-engines test-rtl lint type format docs bench ci clean
+.PHONY: help setup setup-dev demo serve test test-browser pictures dashboards engines-env test-engines test-rtl lint type format docs bench ci clean
 
 help:  ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ test-browser: $(VENV)/.dev  ## the page in a real Chromium (Debian: apt-get inst
 
 pictures: $(VENV)/.dev  ## take the pictures of docs/pictures again
 	PYTHONPATH=tests/support $(BIN)/python tests/page/take_pictures.py docs/pictures
+
+dashboards: $(VENV)/.dev  ## render the Grafana dashboards from dashboards/twinscope_dashboards/boards.py
+	$(BIN)/python -m twinscope_dashboards.grafana dashboards/grafana
 
 lint: $(VENV)/.dev  ## ruff, formatting included
 	$(BIN)/ruff check .

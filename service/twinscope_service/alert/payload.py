@@ -34,13 +34,13 @@ def fingerprint(found: Mapping[str, str]) -> str:
 
 
 def links(news: Noticed, *, external_url: str, runbook_url: str) -> dict[str, str]:
-    """Where to look: the run's page, the step's numbers, the runbook."""
+    """Where to look: the pages of the run and the step, the runbook."""
     run, step = quote(news["run"], safe=""), news["alert"]["step"]
     cause = text.likely_cause(news)
     page = (cause or {}).get("runbook") or f"runbooks/{news['kind']}.md"
     return {
         "Run": f"{external_url}/#/runs/{run}",
-        "Step": f"{external_url}/v1/runs/{run}/steps/{step}",
+        "Step": f"{external_url}/#/runs/{run}/steps/{step}",
         "Runbook": f"{runbook_url}/{page}",
     }
 
