@@ -60,6 +60,7 @@ def _queries(*pairs: tuple[str, str]) -> tuple[Query, ...]:
     return tuple(Query(expr, legend, "ABCDEFGH"[i]) for i, (expr, legend) in enumerate(pairs))
 
 
+# fmt: off
 VERDICT = "sum by (run) (rollout_train_verdict{run=~\"$run\",verdict=\"inconsistent\"}) + 2 * sum by (run) (rollout_train_verdict{run=~\"$run\",verdict=\"unknown\"})"
 
 FLEET = Board(

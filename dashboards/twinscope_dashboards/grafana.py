@@ -24,6 +24,7 @@ from grafana_foundation_sdk.builders import (
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common as common_models
 from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from twinscope_dashboards.boards import BOARDS, RUN, Board, Panel, Query
 
@@ -128,7 +129,7 @@ def _panel(panel: Panel) -> Any:
 
 def _target(query: Query, *, instant: bool) -> prometheus.Dataquery:
     built = prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(query.ref)
-    return built.instant().format("table") if instant else built
+    return built.instant().format(PromQueryFormat.TABLE) if instant else built
 
 
 def _lines(built: Any, panel: Panel) -> Any:
