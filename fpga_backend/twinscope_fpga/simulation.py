@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,13 +82,22 @@ def build_library(lanes: int, *, verilog: Path | None = None, folder: Path | Non
             "run `make rtl-env`, or choose engine fpga-emulator"
         )
     place.mkdir(parents=True, exist_ok=True)
-    source = place / "twinscope_engine.v"
+    with tempfile.TemporaryDirectory(dir=place) as work:  # two processes may build side by side
+        built = _build(lanes, Path(work), verilog)
+        built.replace(library)
+    return library
+
+
+def _build(lanes: int, work: Path, verilog: Path | None) -> Path:
+    """Export, verilate and compile in `work`."""
+    source = work / "twinscope_engine.v"
     if verilog is None:
         _run([rtl_python(), "-m", "rtl.export", "--lanes", str(lanes), "--out", str(source)], ROOT)
     else:
         source.write_bytes(verilog.read_bytes())
-    model = place / "model"
-    _run(["verilator", *VERILATOR_FLAGS, "-Mdir", str(model), str(source)], place)
+    model = work / "model"
+    _run(["verilator", *VERILATOR_FLAGS, "-Mdir", str(model), str(source)], work)
+    library = work / "libengine.so"
     _compile(lanes, model, library)
     return library
 
@@ -110,9 +120,7 @@ def _compile(lanes: int, model: Path, library: Path) -> None:
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compile_one, sources))
-    partial = library.with_suffix(".partial")
-    _run(["g++", "-shared", "-pthread", "-o", str(partial), *objects], model)
-    partial.replace(library)
+    _run(["g++", "-shared", "-pthread", "-o", str(library), *objects], model)
 
 
 def _run(command: list[str], folder: Path) -> str:
