@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
-from twinscope_service.diagnose.level import expected_floor
+from twinscope_service.diagnose.level import expected_floor, level_strength
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import F64, LAG_COLUMNS, LAGS
 
 Z_EVIDENCE = 5.0
+RAISED = 0.4  # least level of the loud part: a contrast below the floor is no fault
 LAG_GAIN = 0.35  # a better lag leaves at most this share of mean |q − p|
 LOOKED_UP = 24  # suspects of a permutation whose partner is searched
 HEAD = 8  # tokens at a sample's head that are carried for matching
@@ -237,7 +238,7 @@ def _by_pack_slot(view: View) -> Claim | None:
     gap = float(loud.mean() - quiet.mean())
     z = gap / max(se, 1e-9)
     k3_first = _k3_of(view, first)
-    if z < 3.0 or gap < 0.3:
+    if z < 3.0 or gap < 0.3 or level_strength(view.narrowed(later)) < RAISED:
         return None
     return Claim(
         cause="padding_attended",
@@ -268,7 +269,7 @@ def _by_padding(view: View, cause: str) -> Claim | None:
     z = atanh(min(rho, 0.99)) * sqrt(known.sum() - 3)  # Fisher's transform
     some = known & (pad > 0)
     none = known & (pad == 0)
-    if z < 3.0 or rho < 0.35:
+    if z < 3.0 or rho < 0.35 or level_strength(view.narrowed(some)) < RAISED:
         return None
     first_clean = _first_token_is_clean(view, some)
     mine = first_clean == (cause == "position_offset")
@@ -462,7 +463,8 @@ def _later_turns(view: View) -> Claim | None:
     quiet, loud = view.noise_level[first], view.noise_level[later]
     se = sqrt(float(quiet.var(ddof=1)) / len(quiet) + float(loud.var(ddof=1)) / len(loud))
     gap = float(loud.mean() - quiet.mean())
-    if gap < 0.5 or gap / max(se, 1e-9) < Z_EVIDENCE:
+    quiet_all = level_strength(view.narrowed(later)) < RAISED
+    if gap < 0.5 or gap / max(se, 1e-9) < Z_EVIDENCE or quiet_all:
         return None
     return Claim(
         cause="retokenized",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import exp
 
 import numpy as np
 
@@ -46,6 +47,7 @@ TIER: dict[str, int] = {
     "low_precision_logits": 8, "norm_or_precision_mismatch": 8,
     "bf16_logprob_storage": 9, "sampling_not_as_reported": 9,
 }  # fmt: skip
+FEW_TOKENS = 400.0
 # Kinds of events that begin a trouble of a family.
 EVENTS_OF: dict[str, frozenset[str]] = {
     "weights": frozenset({"weight_sync", "restart", "cache_flush", "checkpoint"}),
@@ -230,6 +232,7 @@ def _cause(view: View, claim: Claim, claims: list[Claim]) -> Cause:
 def _noise(view: View, claims: list[Claim]) -> Cause:
     """What is left: nothing stands out of the healthy floor."""
     counted = view.tokens > 0
+    looked = 1.0 - exp(-view.tokens / FEW_TOKENS)  # nothing seen in a few tokens says little
     level = (
         f"k3 {view.k3:.3g} over {int(view.tokens)} tokens" if counted else "no token was counted"
     )
@@ -237,7 +240,7 @@ def _noise(view: View, claims: list[Claim]) -> Cause:
     return Cause(
         cause="numerical_noise",
         family="none",
-        confidence=round(noise_confidence(claims) if counted else 0.05, 4),
+        confidence=round(max(looked * noise_confidence(claims), 0.05), 4),
         evidence=f"{level}; E[ρ] is 1 within {abs(float(z[0])):.1f} standard errors",
         fix=FIXES["numerical_noise"],
         k3_after=view.k3 if counted else None,

@@ -27,6 +27,7 @@ from twinscope_service.measure.records import EXTREME, HIST_BASE
 Z_EVIDENCE = 5.0  # p = 6e-7: about 30 tests are made per diagnosis
 MIXED_FIT = 0.3  # the same besides lost mass, which blurs it
 FIT = 0.6  # least |correlation| of q − p with (q + p)/2 under a temperature
+LEAST_SURPRISE = 0.01  # of the entropy: what a temperature of 0.99 does
 LOST_MASS_GIBBS = 2.5  # |mean Δ| over half its mean square that lost mass gives at least
 SEEN_SHARE = 0.2  # least share of Var Δ that "token occurred before" must explain for a penalty
 
@@ -263,7 +264,9 @@ def sampling_not_as_reported(view: View) -> Claim | None:
         return None
     surprise = view.token_mean("surprise", "h_n")
     pair_agrees = abs(view.rho_excess.z) < 2 * Z_EVIDENCE and view.correlation > 0.98
-    if not pair_agrees or abs(surprise.z) < Z_EVIDENCE * 0.7:
+    # with millions of tokens the pair's own noise is significant: ask for an effect as well
+    least = max(LEAST_SURPRISE * max(view.mean("h", "h_n"), 0.3), 3.0 * view.k3)
+    if not pair_agrees or abs(surprise.z) < Z_EVIDENCE * 0.7 or abs(surprise.value) < least:
         return None
     quiet = view.mean("d2") < 0.25 * view.mean("surprise2", "h_n")
     colder = surprise.value < 0
