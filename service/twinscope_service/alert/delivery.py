@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -36,24 +36,42 @@ class Letterhead:
     repeat_s: float
 
 
-Deliver = Callable[[Sequence[Noticed], str, float], None]  # (news of one run, delivery id, now)
+class Deliver(Protocol):
+    """How to tell one target. Raises Undelivered."""
+
+    def __call__(self, group: Sequence[Noticed], delivery: str, now: float) -> None:
+        """`group`: news of one run; `delivery`: the same for every attempt; `now`: seconds."""
+        ...
+
+    def close(self) -> None:
+        """Release connections."""
+        ...
 
 
 def build_delivery(target: Target, letterhead: Letterhead) -> Deliver:
     """How to tell this target. Raises ConfigError if it cannot be told at all."""
     if target.type == "apprise":
-        return _apprise(target, letterhead)
-    client = httpx.Client(timeout=target.timeout_s, follow_redirects=False)
-    build = _webhook_request if target.type == "webhook" else _alertmanager_request
+        return _Apprise(_apprise(target), letterhead)
+    return _Http(target, letterhead)
 
-    def deliver(group: Sequence[Noticed], delivery: str, now: float) -> None:
-        url, headers, body = build(target, letterhead, group, now)
+
+class _Http:
+    """A webhook, or Alertmanager's API."""
+
+    def __init__(self, target: Target, letterhead: Letterhead) -> None:
+        self._target, self._letterhead = target, letterhead
+        self._client = httpx.Client(timeout=target.timeout_s, follow_redirects=False)
+        self._build = _webhook_request if target.type == "webhook" else _alertmanager_request
+
+    def __call__(self, group: Sequence[Noticed], delivery: str, now: float) -> None:
+        url, headers, body = self._build(self._target, self._letterhead, group, now)
         headers |= {"Content-Type": "application/json", DELIVERY: delivery}
-        if target.token:
-            headers["Authorization"] = f"Bearer {target.token}"
-        _post(client, url, headers, body)
+        if self._target.token:
+            headers["Authorization"] = f"Bearer {self._target.token}"
+        _post(self._client, url, headers, body)
 
-    return deliver
+    def close(self) -> None:
+        self._client.close()
 
 
 def _webhook_request(
@@ -98,8 +116,8 @@ def _post(client: httpx.Client, url: str, headers: dict[str, str], body: bytes) 
     raise Undelivered(f"status {status}", refused=refused, retry_after_s=min(wait, 3600.0))
 
 
-def _apprise(target: Target, head: Letterhead) -> Deliver:
-    """Every service that the apprise library reaches."""
+def _apprise(target: Target) -> Any:
+    """An Apprise object that knows the target's address."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated modules that its plugins import
@@ -117,19 +135,28 @@ def _apprise(target: Target, head: Letterhead) -> Deliver:
             f"alert target {target.name}: apprise does not know this kind of url; "
             "its documentation lists them"
         )
-    kinds = {"resolved": apprise.NotifyType.SUCCESS, "provisional": apprise.NotifyType.INFO}
+    return service
 
-    def deliver(group: Sequence[Noticed], delivery: str, now: float) -> None:
+
+class _Apprise:
+    """Every service that the apprise library reaches."""
+
+    def __init__(self, service: Any, letterhead: Letterhead) -> None:
+        self._service, self._letterhead = service, letterhead
+
+    def __call__(self, group: Sequence[Noticed], delivery: str, now: float) -> None:
+        head, kinds = self._letterhead, {"resolved": "success", "provisional": "info"}
         for news in group:
             found = payload.links(
                 news, external_url=head.external_url, runbook_url=head.runbook_url
             )
-            done = service.notify(
+            done = self._service.notify(
                 title=text.title(news),
                 body=text.body(news, links=found),
-                notify_type=kinds.get(news["state"], apprise.NotifyType.WARNING),
+                notify_type=kinds.get(news["state"], "warning"),
             )
             if not done:
                 raise Undelivered("the service did not take it; apprise's log says why")
 
-    return deliver
+    def close(self) -> None:
+        """It holds no connection."""

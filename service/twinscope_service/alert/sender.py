@@ -133,6 +133,7 @@ class Sender:
             except StoreError:
                 log.exception("outbox cannot be read", extra={"target": self.target.name})
                 wait = 5.0
+        self._deliver.close()
 
     def send_next(self) -> float:
         """Deliver the oldest group, or find out that there is none. Returns seconds to wait."""

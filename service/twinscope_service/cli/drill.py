@@ -1,0 +1,193 @@
+"""`twinscope drill`: a known fault sent into a running service, to prove that alerts arrive."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twinscope.wire.batch import Batch
+
+RECORDING = "temperature_0.7_restored"
+ARRIVAL_S = 60.0  # longest wait for the notifications
+
+
+def add(commands: Any) -> None:
+    """Declare the command. `commands`: argparse's subparsers object (its type is private)."""
+    parser = commands.add_parser(
+        "drill",
+        help="prove that a known fault raises an alert and that everybody is told",
+        description="Replays a recorded healthy run into a running service, then the same with a "
+        "fault, and checks the whole chain: verdict, alert, notifications of every target. "
+        "Exit status 0: all of it happened; 1: not all.",
+    )
+    parser.add_argument("--fault", metavar="NAME", help="which fault; --list shows them")
+    parser.add_argument("--list", action="store_true", help="list the faults and stop")
+    parser.add_argument("--url", default="http://127.0.0.1:8321", help="the service")
+    parser.add_argument("--token", help="its bearer token")
+    parser.add_argument("--run", help="name of the run (default: drill-NAME and the time)",
+                        dest="run_name")  # fmt: skip
+    parser.add_argument("--healthy", type=int, default=30, help="healthy steps first, at least 25")
+    parser.add_argument("--faulty", type=int, default=10, help="faulty steps after them")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Drill, report, exit status."""
+    from twinscope_service.lab.faults import FAULTS
+
+    if args.list:
+        for name, fault in sorted(FAULTS.items()):
+            print(f"{name:<28} {fault.detail}")
+        return 0
+    _check(args, sorted(FAULTS))
+    name = args.run_name or f"drill-{args.fault}-{int(time.time())}"
+    with closing(Drill(args.url.rstrip("/"), name, token=args.token)) as drill:
+        before = drill.notifications()
+        drill.replay(plan(args.fault, healthy=args.healthy, faulty=args.faulty))
+        return report(drill, args, before)
+
+
+def _check(args: argparse.Namespace, known: list[str]) -> None:
+    """Refuse what cannot work, with the fix."""
+    from twinscope.errors import ConfigError
+
+    if args.fault not in known:
+        raise ConfigError(f"--fault: got {args.fault!r}; give one of {', '.join(known)}")
+    if args.healthy < 25:
+        raise ConfigError(f"--healthy: got {args.healthy}; the burn-in takes 20 steps, give >= 25")
+    if args.faulty < 3:
+        raise ConfigError(f"--faulty: got {args.faulty}; give at least 3")
+
+
+def plan(fault: str, *, healthy: int, faulty: int) -> list[Batch]:
+    """One recorded batch per step: healthy ones, then ones with the fault in them."""
+    from twinscope_service.lab.faults import FAULTS, apply
+    from twinscope_service.replay import recording
+
+    good = recording(RECORDING)
+    return [good] * healthy + [apply(FAULTS[fault], good, seed=1)] * faulty
+
+
+class Drill:
+    """One run sent to one service, and what came of it."""
+
+    def __init__(self, url: str, name: str, *, token: str | None) -> None:
+        import httpx
+
+        self.name = name
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=120.0)
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._client.close()
+
+    def replay(self, batches: list[Batch]) -> None:
+        """Every step as one paired (or one-sided) batch, closed at once."""
+        from rich.progress import track
+
+        from twinscope.wire.codec import encode_batch
+        from twinscope_service.replay import steps
+
+        stream = steps(batches, run=self.name, samples_per_step=48, seed=0)
+        for batch in track(stream, total=len(batches), description="replaying", transient=True):
+            body = b"".join(bytes(piece) for piece in encode_batch(batch))
+            self._post("/v1/batches", content=body)
+            self._post(f"/v1/runs/{self.name}/steps/{batch.step}/close")
+
+    def _post(self, path: str, *, content: bytes = b"") -> None:
+        import httpx
+
+        from twinscope.errors import TwinScopeError
+
+        kind = {"content-type": "application/x-safetensors"} if content else {}
+        try:
+            answer = self._client.post(path, content=content, headers=kind)
+        except httpx.TransportError as error:
+            raise TwinScopeError(
+                f"{self._client.base_url}: {error}; is the service running? (twinscope serve)"
+            ) from error
+        if answer.status_code >= 400:
+            raise TwinScopeError(f"POST {path}: {answer.status_code} {answer.text[:300]}")
+
+    def get(self, path: str) -> Any:
+        """A JSON answer about the run."""
+        answer = self._client.get(f"/v1/runs/{self.name}{path}")
+        answer.raise_for_status()
+        return answer.json()
+
+    def notifications(self) -> dict[str, tuple[float, float]]:
+        """Target -> (delivered so far, waiting), from /metrics."""
+        import httpx
+
+        try:
+            text = self._client.get("/metrics").text
+        except httpx.TransportError:
+            return {}
+        return read_notifications(text)
+
+
+def read_notifications(text: str) -> dict[str, tuple[float, float]]:
+    """Target -> (delivered, waiting), from a page of /metrics."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    delivered: dict[str, float] = {}
+    waiting: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "twinscope_notifications_pending":
+                waiting[sample.labels["target"]] = sample.value
+            elif sample.labels.get("outcome") == "delivered":
+                delivered[sample.labels["target"]] = sample.value
+    return {target: (delivered.get(target, 0.0), waiting[target]) for target in waiting}
+
+
+def report(drill: Drill, args: argparse.Namespace, before: dict[str, tuple[float, float]]) -> int:
+    """Print each link of the chain and whether it held."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    last = drill.get(f"/steps/{args.healthy + args.faulty - 1}")
+    alerts = [a for a in drill.get("/alerts") if (a["onset_step"] or 0) >= args.healthy - 1]
+    good = True
+    for name, held, detail in links(drill, last, alerts, before):
+        mark = {True: "[green]yes[/]", False: "[bold red]no[/]", None: "[dim]-[/]"}[held]
+        good &= held is not False
+        console.print(f"{mark:<12} {name:<28} ", end="")
+        console.print(detail, markup=False)
+    return 0 if good else 1
+
+
+def links(
+    drill: Drill, last: Any, alerts: list[Any], before: dict[str, tuple[float, float]]
+) -> list[tuple[str, bool | None, str]]:
+    """(link of the chain, did it hold (None: nothing to hold), detail)."""
+    cause = last["diagnosis"][0]["cause"] if last["diagnosis"] else "none"
+    newest = alerts[0]["message"] if alerts else "no alert since the onset"
+    found: list[tuple[str, bool | None, str]] = [
+        ("the verdict is not ok", last["verdict"] != "ok", f"{last['verdict']}, cause {cause}"),
+        ("an alert was raised", bool(alerts), newest),
+    ]
+    told = arrivals(drill, before) if alerts else {}
+    for target, arrived in told.items():
+        found.append((f"{target} was told", arrived, "twinscope_notifications_total on /metrics"))
+    if not told:
+        found.append(("somebody was told", None, "no target is set: see alert_targets"))
+    return found
+
+
+def arrivals(drill: Drill, before: dict[str, tuple[float, float]]) -> dict[str, bool]:
+    """Target -> did more arrive than before, with nothing left waiting? Waits ARRIVAL_S at most."""
+    deadline = time.monotonic() + ARRIVAL_S
+    while True:
+        now = drill.notifications()
+        told = {
+            target: delivered > before.get(target, (0.0, 0.0))[0] and not waiting
+            for target, (delivered, waiting) in now.items()
+        }
+        if all(told.values()) or time.monotonic() > deadline:
+            return told
+        time.sleep(0.5)

@@ -1,0 +1,63 @@
+"""`twinscope drill`: the chain proved from outside, by the command that operators use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from twinscope_service.cli import main
+from twinscope_service.cli.drill import read_notifications
+
+from .receivers import receiving
+
+
+def test_a_drill_proves_the_chain_from_fault_to_receiver(
+    start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token shift: verdict, alert, and the target was told."""
+    with receiving() as receiver:
+        targets = [{"name": "ops", "type": "webhook", "url": receiver.url, "retry_first_s": 0.1}]
+        service = start(alert_targets=targets)
+        status = main(["drill", "--fault", "token_shift", "--url", service.url, "--healthy", "25",
+                       "--faulty", "5", "--run", "exercise"])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert status == 0, shown
+    assert "ops was told" in shown
+    assert ("exercise", "level_shift", "firing") in receiver.told()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--fault", "gremlins"], "--fault: got 'gremlins'; give one of"),
+        (["--fault", "token_shift", "--healthy", "5"], "--healthy: got 5; the burn-in"),
+        (["--fault", "token_shift", "--url", "http://127.0.0.1:9"], "is the service running?"),
+    ],
+)
+def test_a_drill_that_cannot_work_says_why(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unknown fault, too few steps, no service: exit status 2."""
+    assert main(["drill", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_faults_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names and what they do."""
+    assert main(["drill", "--list"]) == 0
+    assert "token_shift" in capsys.readouterr().out
+
+
+def test_notifications_are_read_from_the_metrics_page() -> None:
+    """Delivered and waiting, per target."""
+    page = (
+        "# TYPE twinscope_notifications counter\n"
+        'twinscope_notifications_total{target="a",outcome="delivered"} 3.0\n'
+        'twinscope_notifications_total{target="a",outcome="failed"} 9.0\n'
+        "# TYPE twinscope_notifications_pending gauge\n"
+        'twinscope_notifications_pending{target="a"} 0.0\n'
+        'twinscope_notifications_pending{target="b"} 2.0\n'
+    )
+    assert read_notifications(page) == {"a": (3.0, 0.0), "b": (0.0, 2.0)}
