@@ -174,18 +174,34 @@ def _with_rest(view: View, claims: list[Claim], partial: Claim, depth: int) -> l
     rest = find_claims(view.narrowed(~touched), depth=depth + 1)
     found = [partial]
     for claim in claims:
-        if claim is not partial and claim.cause in INDEPENDENT:
+        if claim is not partial and claim.kind == "exact" and claim.cause in INDEPENDENT:
             found.append(claim)
         elif claim is not partial and claim.cause == "mixed_weight_versions":
             found.append(replace(claim, strength=min(claim.strength, 1.0)))
     if partial.cause == "mixed_weight_versions":
         inner = find_claims(view.narrowed(touched), depth=depth + 1)
-        named = [_in_part(view, c, touched) for c in inner if c.strength >= 1.0]
+        everywhere = {c.cause for c in rest}
+        named = [
+            _in_part(view, c, touched)
+            for c in inner
+            if c.strength >= 1.0 and c.cause not in everywhere
+        ]
         if any(c.kind != "set" for c in named):  # something else is wrong there than its weights
             found[0] = replace(partial, strength=min(partial.strength, 1.0))
         found += named
     known = {c.cause for c in found}
-    return found + [replace(c, touched=None) for c in rest if c.cause not in known]
+    if partial.cause in ("token_shift", "sample_permutation"):
+        known.add("retokenized")  # what is left of shifted samples looks like it
+    return found + [_widened(c, ~touched) for c in rest if c.cause not in known]
+
+
+def _widened(claim: Claim, part: Mask) -> Claim:
+    """A claim about a part, its touched samples counted over all samples."""
+    if claim.touched is None:
+        return claim
+    touched = np.zeros(len(part), bool)
+    touched[np.flatnonzero(part)[claim.touched]] = True
+    return replace(claim, touched=touched)
 
 
 def _with_loud(view: View, claims: list[Claim], loud: Mask, depth: int) -> list[Claim]:
@@ -197,7 +213,7 @@ def _with_loud(view: View, claims: list[Claim], loud: Mask, depth: int) -> list[
         return claims
     rest = find_claims(view.narrowed(~loud), depth=depth + 1)
     known = {c.cause for c in named}
-    return named + [c for c in rest if c.cause not in known]
+    return named + [_widened(c, ~loud) for c in rest if c.cause not in known]
 
 
 def _in_part(view: View, claim: Claim, part: Mask) -> Claim:

@@ -215,7 +215,9 @@ def penalty_not_mirrored(view: View) -> Claim | None:
     response = _contrast(view, "resp")
     best = response if response.share > seen.share else seen
     strength = min(best.share / SEEN_SHARE, abs(best.z) / (2 * Z_EVIDENCE), 3.0)
-    if strength < 0.7:
+    temperature = fit_temperature(view)  # flattens likely tokens, which are often seen ones
+    tempered = temperature is not None and temperature.fit > FIT
+    if strength < (1.0 if tempered else 0.7):
         return None
     after = view.k3 * max(1.0 - best.share, 0.0)
     scope = "response" if best is response else "prompt or response"

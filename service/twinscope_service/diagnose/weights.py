@@ -291,14 +291,17 @@ def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None
         return None
     rows = known & np.isin(names, odd)
     rest = known & ~rows
-    gap, z = compare(level, rows, rest)
-    if z < Z_EVIDENCE or gap < 0.4 or level_strength(view.narrowed(rows)) < RAISED:
+    gap, z = max(
+        (compare(measure, rows, rest) for measure in (level, _rms_level(view))), key=lambda c: c[1]
+    )
+    least = 0.4 if level_strength(view.narrowed(rest)) < 1.0 else 0.25  # other faults blur it
+    if z < Z_EVIDENCE or gap < least or level_strength(view.narrowed(rows)) < RAISED:
         return None
     k3_rest = k3_of(view, rest)
     return Claim(
         cause="mixed_weight_versions",
         kind="tested",
-        strength=min(z / Z_EVIDENCE, gap / 0.4, 3.0),
+        strength=min(z / Z_EVIDENCE, gap / least, 3.0),
         evidence=(
             f"{group} {', '.join(odd)}: k3 {k3_of(view, rows) or 0.0:.2g} against "
             f"{k3_rest or 0.0:.2g} on the other {len(distinct) - len(odd)} (z {z:.1f})"
@@ -308,6 +311,13 @@ def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None
         explains=1.0 if k3_rest is None else explained(view, k3_rest),
         touched=rows,
     )
+
+
+def _rms_level(view: View) -> F64:
+    """[S] ½ ln of mean Δ² per unit of uncertainty: sees few loud tokens, the mean of ln r many."""
+    scale = np.maximum(view.column("one_minus_eq"), 1e-9)
+    level: F64 = 0.5 * np.log(np.maximum(view.column("d2") / scale, 1e-12))
+    return level
 
 
 def _odd_prefix(view: View, names: F64, known: Mask, order: list[str]) -> tuple[str, ...]:
