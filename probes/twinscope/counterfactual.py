@@ -59,6 +59,18 @@ class Counterfactuals:
     kept_mass: Tensor | None  # None: no truncation was given
     temperatures: tuple[float, ...]
 
+    def fields(self) -> dict[str, Any]:
+        """Keyword arguments of `Probe.train` beside its own `logprobs`.
+
+        probe.train(step=step, logprobs=p, mask=mask, token_ids=ids, **found.fields())
+        """
+        found: dict[str, Any] = {
+            "entropy": self.entropy,
+            "sampled_rank": self.sampled_rank,
+            "logsumexp": dict(zip(self.temperatures, self.logsumexp_T, strict=True)),
+        }
+        return found if self.kept_mass is None else {**found, "kept_mass": self.kept_mass}
+
 
 def counterfactuals(
     logits: Tensor,

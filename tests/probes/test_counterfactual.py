@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from twinscope import Probe
 from twinscope.counterfactual import Truncation, counterfactuals, counterfactuals_from_hidden
 from twinscope.errors import ConfigError
+from twinscope.testing import SinkServer
 
 torch = pytest.importorskip("torch")
 ROWS, VOCABULARY = 37, 211
@@ -139,3 +141,33 @@ def test_bad_arguments_name_the_value_and_the_fix() -> None:
         Truncation(top_p=1.5)
     with pytest.raises(ConfigError, match="top_k"):
         Truncation(top_k=-1)
+
+
+def test_the_fields_are_what_the_trainer_probe_takes() -> None:
+    """Sent through a real probe, they arrive as the tensors of the wire format."""
+    z, ids = case()
+    found = counterfactuals(
+        torch.tensor(z, dtype=torch.float32),
+        torch.tensor(ids),
+        temperatures=(0.7,),
+        truncation=Truncation(top_k=5),
+    )
+    with SinkServer() as server:
+        probe = Probe(server.url, "run")
+        probe.train(
+            step=0,
+            logprobs=found.train_logprobs,
+            token_ids=torch.tensor(ids),
+            offsets=[0, 10, ROWS],
+            **found.fields(),
+        )
+        assert probe.flush(timeout=30)
+        probe.close()
+        (batch,) = server.batches()
+
+    assert batch.temperatures == (0.7, 1.0)
+    assert np.array_equal(batch.tensors["entropy"], found.entropy.numpy())
+    assert np.array_equal(batch.tensors["logsumexp_T"], found.logsumexp_T.numpy())
+    assert np.array_equal(batch.tensors["sampled_rank"], found.sampled_rank.numpy())
+    assert found.kept_mass is not None
+    assert np.array_equal(batch.tensors["kept_mass"], found.kept_mass.numpy())
