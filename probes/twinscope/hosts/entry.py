@@ -15,11 +15,3 @@ def vllm() -> None:
         from twinscope.hosts.vllm_plugin import register
 
         register()
-
-
-def verl() -> None:
-    """Entry point `verl.plugins: twinscope`, switched on by TWINSCOPE_VERL."""
-    if os.environ.get("TWINSCOPE_VERL"):
-        from twinscope.hosts.verl import register
-
-        register()

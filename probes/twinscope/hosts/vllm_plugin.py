@@ -43,7 +43,7 @@ ENGINES = (("vllm.v1.engine.llm_engine", "LLMEngine"), ("vllm.v1.engine.async_ll
 PARAMETERS = {
     "RequestState.make_request_output": ("new_token_ids", "pooling_output", "finish_reason"),
     "RequestState.__init__": ("prompt_token_ids", "logprobs_processor", "detokenizer"),
-    "OutputProcessor.add_request": ("request", "prompt"),
+    "OutputProcessor.add_request": ("request", "prompt", "parent_req"),
 }
 COLUMNS = {"logprobs": "float32", "token_ids": "int32", "prompt_ids": "int32"}
 SILENT_AFTER = 32  # requests without log-probs and none with: say so once
@@ -170,9 +170,12 @@ class Tap:
     def wrap_add(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Around OutputProcessor.add_request."""
 
-        def add_request(processor: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-            hidden = self._guard.run("share", False, lambda: self._ask(request))
-            result = original(processor, request, *args, **kwargs)
+        def add_request(
+            processor: Any, request: Any, prompt: Any, parent_req: Any = None,
+            *args: Any, **kwargs: Any,
+        ) -> Any:  # fmt: skip
+            hidden = self._guard.run("share", False, lambda: self._ask(request, parent_req))
+            result = original(processor, request, prompt, parent_req, *args, **kwargs)
             self._guard.run("request", None, lambda: _remember(processor, request, hidden=hidden))
             return result
 
@@ -212,10 +215,15 @@ class Tap:
             self._version, engine=found.fingerprint, replica=found.replica, share=self._share
         )
 
-    def _ask(self, request: Any) -> bool:
-        """Switch log-probs on for the share of the requests that did not ask. True: done."""
+    def _ask(self, request: Any, parent: Any) -> bool:
+        """Switch log-probs on for the share of the requests that did not ask. True: done.
+
+        With n > 1 the samples share one copy of the parent's parameters: the parent's tell who
+        asked.
+        """
         params = request.sampling_params
-        if self._collector is None or params is None or params.logprobs is not None:
+        asked = params if parent is None else parent.sampling_params
+        if self._collector is None or params is None or asked.logprobs is not None:
             return False
         digest = hashlib.blake2b(str(request.external_req_id).encode(), digest_size=8).digest()
         if int.from_bytes(digest, "big") >= self._share * 2.0**64:

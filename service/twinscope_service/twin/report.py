@@ -87,7 +87,7 @@ def table(report: Report) -> str:
         metrics, causes = result.view.metrics, result.view.diagnosis
         kl, gap = metrics.get("k3_mean"), metrics.get("abs_mean")
         shown = [f"{x:.3e}" if x is not None else "-" for x in (kl, gap)]
-        cause = causes[0]["cause"] if causes else "-"
+        cause = causes[0]["cause"] if causes and result.verdict != "ok" else "-"
         lines.append(
             f"{result.cell.name:<14}{result.view.tokens:>7}  {shown[0]:>16}  {shown[1]:>9}  "
             f"{result.verdict:<13}  {cause}"

@@ -1,0 +1,112 @@
+"""slime and miles: one flag in the trainer, or the files of `--save-debug-train-data`.
+
+    --rollout-data-postprocess-path twinscope.hosts.slime.postprocess
+
+slime calls it on every Megatron rank, after log-probs and before training, with lists of one 1-D
+tensor per sample. The ranks that hold whole responses send: last pipeline stage, first tensor
+rank, first context rank. With context parallelism each rank holds a part of each response, which
+is refused by name. slime skips p when it makes one optimiser step per rollout, unless
+`--get-mismatch-metrics` is set: then an event says so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twinscope.hosts.attach import Attachment, Host
+from twinscope.hosts.sides import choose, send
+
+__all__ = ["postprocess", "read_rollout_data"]
+
+SLIME = Host("slime", "TWINSCOPE_SLIME", versions=())
+WHY = (
+    "slime skips the trainer's log-probs with one optimiser step per rollout; set "
+    "--get-mismatch-metrics"
+)
+
+
+@functools.cache
+def _attachment() -> Attachment:
+    """One per process: slime calls a bare function."""
+    return Attachment(SLIME)
+
+
+def postprocess(args: Any, rollout_id: int, rollout_data: Mapping[str, Any]) -> None:
+    """The function behind the flag. Changes nothing in `rollout_data`."""
+    attachment = _attachment()
+    attachment.guard.run("slime", None, lambda: _send(attachment, args, rollout_id, rollout_data))
+
+
+def _send(
+    attachment: Attachment, args: Any, rollout_id: int, rollout_data: Mapping[str, Any]
+) -> None:
+    parallel = getattr(args, "context_parallel_size", 1) or 1
+    if parallel > 1:
+        reason = f"context_parallel_size={parallel}: this rank holds parts of responses"
+        attachment.probe().event("host_refused", host="slime", reason=reason, step=rollout_id)
+        return
+    if not _is_sender() or "rollout_log_probs" not in rollout_data:
+        return
+    probe = attachment.probe()
+    if "log_probs" not in rollout_data:
+        probe.event("host_side_missing", host="slime", field="log_probs", why=WHY, step=rollout_id)
+    sampling = {"temperature": getattr(args, "rollout_temperature", None),
+                "top_p": getattr(args, "rollout_top_p", None),
+                "top_k": getattr(args, "rollout_top_k", None)}  # fmt: skip
+    fields = read_rollout_data(rollout_data, rollout_id=rollout_id)
+    fields["sampling"] = {name: value for name, value in sampling.items() if value is not None}
+    fields["train_fingerprint"] = {"name": "slime", "temperature_applied": True}
+    send(probe, choose(fields), step=rollout_id)
+
+
+def _is_sender() -> bool:
+    """Whether this rank holds log-probs that no other rank of its group also sends."""
+    import sys
+
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return True
+    return bool(state.is_pipeline_last_stage() and state.get_tensor_model_parallel_rank() == 0)
+
+
+def read_rollout_data(data: Mapping[str, Any], *, rollout_id: int) -> dict[str, Any]:
+    """Arguments for `Probe.pair` from slime's rollout data.
+
+    `tokens`: prompt and response of each sample; `response_lengths`; per response token:
+    `rollout_log_probs` q, `log_probs` p, `ref_log_probs`, `loss_masks` (0 on tool output).
+    """
+    lengths = [int(length) for length in data["response_lengths"]]
+    tokens = data["tokens"]
+    found: dict[str, Any] = {
+        "rollout_logprobs": data.get("rollout_log_probs"),
+        "train_logprobs": data.get("log_probs"),
+        "ref_logprobs": data.get("ref_log_probs"),
+        "mask": data.get("loss_masks"),
+        "token_ids": [row[len(row) - n :] for row, n in zip(tokens, lengths, strict=True)],
+        "prompt_ids": [row[: len(row) - n] for row, n in zip(tokens, lengths, strict=True)],
+        "sample_ids": _ids(data.get("sample_indices"), rollout_id),
+        "rollout_version": _versions(data.get("weight_versions")),
+        "reward": _numbers(data.get("rewards")),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _ids(indices: Sequence[Any] | None, rollout_id: int) -> list[str] | None:
+    return None if indices is None else [f"{rollout_id}-{int(index)}" for index in indices]
+
+
+def _numbers(values: Sequence[Any] | None) -> list[float] | None:
+    """None where rewards are something else than numbers."""
+    if values is None or not all(isinstance(value, (int, float)) for value in values):
+        return None
+    return [float(value) for value in values]
+
+
+def _versions(names: Sequence[Any] | None) -> list[int] | None:
+    """slime numbers its weights, as strings, one per turn: the first sampled the first token."""
+    if names is None:
+        return None
+    firsts = [str(name[0] if isinstance(name, (list, tuple)) and name else name) for name in names]
+    return [int(name) for name in firsts] if all(name.isdecimal() for name in firsts) else None

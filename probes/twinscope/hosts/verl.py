@@ -1,0 +1,113 @@
+"""verl: the driver compares q and p in one function; that is where both are read.
+
+verl loads the entry point `verl.plugins: twinscope` in every process that imports it. With
+TWINSCOPE_VERL=1 it wraps `verl.utils.debug.metrics.calculate_debug_metrics`, which the V1, V0 and
+separated trainers call in the driver once per step, after `old_log_probs` and before the update.
+Nothing is computed for us. Where verl skips that call nothing is compared: in bypass mode (p is
+never computed) and with `rollout.calculate_log_probs=False`.
+
+The step is `SkipManager.step`, which both trainers set when a step begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from twinscope.errors import DidNotAttach
+from twinscope.hosts.attach import Attachment, Host, when_imported, wrap
+from twinscope.hosts.sides import choose, send
+
+__all__ = ["read_batch", "register"]
+
+VERL = Host("verl", "TWINSCOPE_VERL", versions=((0, 9),))
+METRICS, FUNCTION = "verl.utils.debug.metrics", "calculate_debug_metrics"
+STEPS = "verl.utils.skip.skip_manager"
+SAMPLE_COLUMNS = {"min_global_steps": "rollout_version"}
+
+
+def register() -> None:
+    """What the entry point does (entry_verl.py)."""
+    attachment = Attachment(VERL)
+    if attachment.switch != "off":
+        attachment.guard.run("register", None, lambda: _register(attachment))
+
+
+def _register(attachment: Attachment) -> None:
+    def install(module: ModuleType) -> None:
+        # The version is a file that verl reads before it loads plugins.
+        version = getattr(sys.modules.get("verl"), "__version__", None)
+
+        def patch() -> None:
+            if not callable(getattr(module, FUNCTION, None)):
+                raise DidNotAttach(f"verl {version}: {METRICS} has no {FUNCTION}")
+            wrap(module, FUNCTION, lambda original: _wrapped(original, attachment, version))
+
+        attachment.guard.run("attach", False, lambda: attachment.attach(version, patch))
+
+    when_imported(METRICS, install)
+
+
+def _wrapped(
+    original: Callable[..., Any], attachment: Attachment, version: str | None
+) -> Callable[..., Any]:
+    greeted: list[int] = []  # the driver is known by its first call
+
+    def calculate_debug_metrics(data: Any) -> Any:
+        def capture() -> None:
+            if not greeted:
+                greeted.append(1)
+                attachment.announce(version, seam=FUNCTION)
+            step = _step()
+            fingerprint = {"name": "verl", "version": version, "temperature_applied": True}
+            fields = {**read_batch(data.batch, data.non_tensor_batch), "train_version": step,
+                      "train_fingerprint": fingerprint}  # fmt: skip
+            send(attachment.probe(), choose(fields), step=step)
+
+        attachment.guard.run("verl", None, capture)
+        return original(data)
+
+    return calculate_debug_metrics
+
+
+def _step() -> int:
+    """The trainer's step; 0 where no trainer has begun one."""
+    manager = getattr(sys.modules.get(STEPS), "SkipManager", None)
+    return max(int(getattr(manager, "step", 0)), 0)
+
+
+def read_batch(
+    batch: Mapping[str, Any], samples: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Arguments for `Probe.pair` from a DataProto's `batch` and `non_tensor_batch`.
+
+    [B,T] right-padded responses: `rollout_log_probs` q (0.0 where padded), `old_log_probs` p,
+    `response_mask` (0 also on tool output). [B,P] `prompts`, padded on the left, and
+    `attention_mask` [B,P+T] are there in V0 only.
+    """
+    responses = batch["responses"]
+    width = responses.shape[1]
+    names = set(batch.keys())
+    mask = batch["response_mask"] if "response_mask" in names else batch["attention_mask"]
+    found: dict[str, Any] = {
+        "rollout_logprobs": _column(batch, names, "rollout_log_probs"),
+        "train_logprobs": _column(batch, names, "old_log_probs"),
+        "ref_logprobs": _column(batch, names, "ref_log_prob"),
+        "entropy": _column(batch, names, "entropy"),
+        "mask": mask[:, -width:],
+        "token_ids": responses,
+    }
+    if {"prompts", "attention_mask"} <= names:
+        found["prompt_ids"] = batch["prompts"]
+        found["prompt_mask"] = batch["attention_mask"][:, : batch["prompts"].shape[1]]
+    for column, name in SAMPLE_COLUMNS.items():
+        if samples is not None and column in samples:
+            found[name] = [int(value) for value in samples[column]]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _column(batch: Mapping[str, Any], names: set[str], name: str) -> Any:
+    """A column, or None. A TensorDict raises for unknown keys, and its `get` may warn."""
+    return batch[name] if name in names else None
