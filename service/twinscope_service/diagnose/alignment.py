@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
-from twinscope_service.diagnose.level import expected_floor, level_strength
+from twinscope_service.diagnose.level import expected_floor, level_at
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import F64, LAG_COLUMNS, LAGS
 
@@ -238,7 +238,7 @@ def _by_pack_slot(view: View) -> Claim | None:
     gap = float(loud.mean() - quiet.mean())
     z = gap / max(se, 1e-9)
     k3_first = _k3_of(view, first)
-    if z < 3.0 or gap < 0.3 or level_strength(view.narrowed(later)) < RAISED:
+    if z < 3.0 or gap < 0.3 or level_at(view, _k3_of(view, later)) < RAISED:
         return None
     return Claim(
         cause="padding_attended",
@@ -269,7 +269,7 @@ def _by_padding(view: View, cause: str) -> Claim | None:
     z = atanh(min(rho, 0.99)) * sqrt(known.sum() - 3)  # Fisher's transform
     some = known & (pad > 0)
     none = known & (pad == 0)
-    if z < 3.0 or rho < 0.35 or level_strength(view.narrowed(some)) < RAISED:
+    if z < 3.0 or rho < 0.35 or level_at(view, _k3_of(view, some)) < RAISED:
         return None
     first_clean = _first_token_is_clean(view, some)
     mine = first_clean == (cause == "position_offset")
@@ -463,7 +463,7 @@ def _later_turns(view: View) -> Claim | None:
     quiet, loud = view.noise_level[first], view.noise_level[later]
     se = sqrt(float(quiet.var(ddof=1)) / len(quiet) + float(loud.var(ddof=1)) / len(loud))
     gap = float(loud.mean() - quiet.mean())
-    quiet_all = level_strength(view.narrowed(later)) < RAISED
+    quiet_all = level_at(view, _k3_of(view, later)) < RAISED
     if gap < 0.5 or gap / max(se, 1e-9) < Z_EVIDENCE or quiet_all:
         return None
     return Claim(

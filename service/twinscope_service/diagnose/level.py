@@ -28,13 +28,18 @@ def model_class(view: View) -> str:
 
 def level_strength(view: View) -> float:
     """0 at the healthy floor, 1 at the half-way level, in between by the logarithm; at most 3."""
-    if view.tokens < 100 or view.k3 <= 0.0:
+    return level_at(view, view.k3) if view.tokens >= 100 else 0.0
+
+
+def level_at(view: View, k3: float | None) -> float:
+    """The same for the k3 of a part of the samples; 0 where there is none."""
+    if k3 is None or k3 <= 0.0:
         return 0.0
     half_way = HALF_WAY[model_class(view)]
     if view.history is not None and view.history.baseline is not None:
         half_way = max(BASELINE_FACTOR * view.floor, 1e-4)
     floor = min(view.floor, half_way / 2.0)
-    return min(max(log(view.k3 / floor) / log(half_way / floor), 0.0), 3.0)
+    return min(max(log(k3 / floor) / log(half_way / floor), 0.0), 3.0)
 
 
 def expected_floor(view: View) -> float:

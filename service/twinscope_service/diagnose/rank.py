@@ -155,10 +155,16 @@ def visible(found: Iterable[Claim]) -> list[Claim]:
     kept: list[Claim] = []
     for claim in claims:
         free = claim.kind == "exact" and claim.cause in INDEPENDENT
-        free = free or claim.cause == "mixed_weight_versions"
+        free = free or (claim.cause == "mixed_weight_versions" and not any(map(_spoils, kept)))
         if free or not any(_hides(other, claim) for other in kept):
             kept.append(claim)
     return kept
+
+
+def _spoils(claim: Claim) -> bool:
+    """Numbers of other tokens on all samples: no contrast between samples means anything."""
+    everywhere = claim.touched is None and claim.strength >= 1.0
+    return everywhere and TIER[claim.cause] in (2, 3) and claim.cause not in HIDES_NOTHING
 
 
 def _hides(strong: Claim, weak: Claim) -> bool:

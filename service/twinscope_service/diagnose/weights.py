@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
-from twinscope_service.diagnose.level import level_strength
+from twinscope_service.diagnose.level import level_at, level_strength
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import F64, PROFILE_COLUMNS
 
@@ -210,7 +210,7 @@ def stale_prefix_cache(view: View) -> Claim | None:
         return None
     gap, z = compare(view.noise_level, hit, miss)
     k3_miss = k3_of(view, miss)
-    if z < 3.0 or gap < 0.2 or level_strength(view.narrowed(hit)) < RAISED:
+    if z < 3.0 or gap < 0.2 or level_at(view, k3_of(view, hit)) < RAISED:
         return None
     return Claim(
         cause="stale_prefix_cache",
@@ -294,8 +294,8 @@ def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None
     gap, z = max(
         (compare(measure, rows, rest) for measure in (level, _rms_level(view))), key=lambda c: c[1]
     )
-    least = 0.4 if level_strength(view.narrowed(rest)) < 1.0 else 0.25  # other faults blur it
-    if z < Z_EVIDENCE or gap < least or level_strength(view.narrowed(rows)) < RAISED:
+    least = 0.4 if level_at(view, k3_of(view, rest)) < 1.0 else 0.25  # other faults blur it
+    if z < Z_EVIDENCE or gap < least or level_at(view, k3_of(view, rows)) < RAISED:
         return None
     k3_rest = k3_of(view, rest)
     return Claim(
