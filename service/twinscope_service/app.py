@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -11,7 +13,9 @@ from importlib.metadata import version
 import uvicorn
 from anyio import to_thread
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
 
+from twinscope.errors import ConfigError
 from twinscope_service.alert.sender import Alerting, plan_alerts
 from twinscope_service.clock import SystemClock
 from twinscope_service.config import Settings
@@ -34,15 +38,16 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 logger = logging.getLogger(__name__)
 
 
-def build_app(settings: Settings) -> FastAPI:
-    """The application. The data directory is opened when it starts, and released when it stops."""
+def build_app(settings: Settings, *, opened: Pipeline | None = None) -> FastAPI:
+    """The application. It opens the data directory when it starts, unless the pipeline is `opened`
+    already, and releases it when it stops."""
     traffic = Traffic()
     plan = plan_alerts(settings)  # nonsense is refused before anything starts
     build_detect_options(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        pipeline = await to_thread.run_sync(lambda: open_pipeline(settings))
+        pipeline = await to_thread.run_sync(lambda: opened or open_pipeline(settings))
         edge = build_edge(settings, pipeline, traffic=traffic)
         app.state.edge = edge
         app.state.token_text = await to_thread.run_sync(lambda: load_token_text(settings.tokenizer))
@@ -62,7 +67,7 @@ def build_app(settings: Settings) -> FastAPI:
             await to_thread.run_sync(alerting.close)
             await to_thread.run_sync(pipeline.close)
 
-    app = FastAPI(
+    app = FastAPIOffline(  # the API page's files come from a package, not from a CDN
         title="TwinScope",
         version=version("twinscope"),
         description="Is the policy that sampled the tokens the policy that is being trained?",
@@ -88,11 +93,11 @@ async def _tick_forever(part: Pipeline | Alerting) -> None:
             logger.exception("tick failed")
 
 
-def build_server(settings: Settings) -> uvicorn.Server:
+def build_server(settings: Settings, *, opened: Pipeline | None = None) -> uvicorn.Server:
     """The server on `settings.host` and `settings.port`, not started."""
     return uvicorn.Server(
         uvicorn.Config(
-            build_app(settings),
+            build_app(settings, opened=opened),
             host=settings.host,
             port=settings.port,
             http=BoundedConnection,
@@ -108,8 +113,23 @@ def build_server(settings: Settings) -> uvicorn.Server:
 
 
 def serve(settings: Settings) -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted. Raises ConfigError or StoreError where it cannot even start."""
     keep_freed_memory()
     if settings.host not in LOOPBACK and not (settings.token or settings.run_tokens):
         logger.warning("listening on %s without a token: set TWINSCOPE_TOKEN", settings.host)
-    build_server(settings).run()
+    with _listening(settings.host, settings.port) as listening:
+        server = build_server(settings, opened=open_pipeline(settings))
+        logger.info("listening on http://%s:%d", settings.host, listening.getsockname()[1])
+        server.run(sockets=[listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens, before anything else is opened."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"host, port: cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
+            "is another service running there? give --port or TWINSCOPE_PORT"
+        ) from error

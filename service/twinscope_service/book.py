@@ -107,6 +107,7 @@ class Book:
             state.points.append(point_of(view))
             state.last = view
         state.note_onset(reversed(self._store.alerts(run, limit=ALERTS)))
+        state.tokens.update(self._store.count_tokens(run))
         state.detector = self._store.detector_state(run)
         state.baseline = self._latest_ok(state)
         return state

@@ -159,7 +159,7 @@ class Reads:
             closed_steps=self._store.count_steps(run),
             waiting_samples=0 if state is None else state.join.waiting_samples,
             waiting_tokens=0 if state is None else state.join.waiting_tokens,
-            tokens={} if state is None else dict(state.tokens),
+            tokens=self._store.count_tokens(run) if state is None else dict(state.tokens),
             last=None if last is None else with_scalars(last, self._store.scalars(run, last.step)),
         )
 

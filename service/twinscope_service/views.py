@@ -137,7 +137,7 @@ class RunView:
     closed_steps: int
     waiting_samples: int
     waiting_tokens: int
-    tokens: Mapping[str, int]  # measure.records.COVERAGE by name, all closed steps since start-up
+    tokens: Mapping[str, int]  # measure.records.COVERAGE by name, all closed steps that are kept
     last: StepView | None
 
     def as_json(self) -> dict[str, Any]:

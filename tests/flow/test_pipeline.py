@@ -410,3 +410,16 @@ def test_repeats_in_an_open_step_are_counted_over_a_restart(bench: Bench) -> Non
     more = [*SAMPLES[:5], *make_samples(77, 60)[40:]]
     bench.send(body_of(more, "train", step=0))
     assert bench.restart().step("r", 0).duplicates == 5
+
+
+def test_what_became_of_the_tokens_survives_a_restart(bench: Bench) -> None:
+    """Totals of a run are those of its kept steps, in memory or not."""
+    bench.send(body_of(SAMPLES, "rollout"))
+    bench.send(body_of(SAMPLES, "train", step=0))
+    bench.pipeline.close_step("r", 0)
+    before = dict(bench.pipeline.run("r").tokens)
+
+    bench.restart()
+    assert {k: v for k, v in before.items() if v} == dict(bench.pipeline.run("r").tokens)
+    bench.pipeline.event("r", step=None, kind="weight_sync", fields={})
+    assert bench.pipeline.run("r").tokens["counted"] == before["counted"]

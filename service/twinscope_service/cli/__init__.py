@@ -14,24 +14,39 @@ from twinscope.errors import TwinScopeError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run one command, turn a TwinScopeError into one readable line on stderr."""
-    args = _parser().parse_args(argv)
     try:
+        args = _parser().parse_args(argv)
         return int(args.run(args))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0].startswith("twinscope"):
+            raise
+        print(f"twinscope: needs {error.name}: pip install 'twinscope[service]'", file=sys.stderr)
+        return 2
     except TwinScopeError as error:
-        print(f"twinscope {args.command}: {error}", file=sys.stderr)
+        print(f"twinscope: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    from twinscope_service.cli import analyze, bench, check, demo, doctor, drill, serve
+    from twinscope_service.cli import (
+        analyze,
+        bench,
+        check,
+        demo,
+        doctor,
+        drill,
+        rescore,
+        serve,
+        tail,
+    )
 
     parser = argparse.ArgumentParser(
         prog="twinscope",
         description="Are the policy that samples and the policy that is trained still the same?",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, check, analyze, drill, demo, bench, doctor):
+    for module in (serve, check, tail, rescore, analyze, drill, demo, bench, doctor):
         module.add(commands)
     return parser

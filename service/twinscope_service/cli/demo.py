@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from twinscope.errors import TwinScopeError
 
 HEALTHY_STEPS, FAULTY_STEPS, SAMPLES_PER_STEP = 30, 10, 48
 RUN = "demo"
@@ -38,6 +42,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
+    _require_free(args.port)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service goes too
+    console.print("starting a service ...")
     url = f"http://127.0.0.1:{args.port}"
     with tempfile.TemporaryDirectory(prefix="twinscope-demo-") as data, _service(args.port, data):
         last = _replay(console, url)
@@ -48,6 +55,14 @@ def run(args: argparse.Namespace) -> int:
             console.print("\nserving until Ctrl-C")
             _wait_for_interrupt()
     return 0 if last["verdict"] == "inconsistent" else 1
+
+
+def _require_free(port: int) -> None:
+    """Another service on the port would take the demonstration for a run of its own."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise TwinScopeError(f"port {port} is taken; give another one with --port") from error
 
 
 @contextmanager
@@ -68,8 +83,6 @@ def _service(port: int, data_dir: str) -> Iterator[None]:
 def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     import httpx
 
-    from twinscope.errors import TwinScopeError
-
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -78,9 +91,7 @@ def _await_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         except httpx.TransportError:
             time.sleep(0.1)
     tail = "\n".join(log.read_text().splitlines()[-8:])
-    raise TwinScopeError(
-        f"the service did not come up (is the port taken? try --port). Its last words:\n{tail}"
-    )
+    raise TwinScopeError(f"the service did not come up. Its last words:\n{tail}")
 
 
 def _replay(console: Any, url: str) -> dict[str, Any]:

@@ -126,6 +126,10 @@ class Store(Protocol):
         """How many closed steps are known."""
         ...
 
+    def count_tokens(self, run: str) -> dict[str, int]:
+        """Tokens of all closed steps by what became of them (measure.records.COVERAGE)."""
+        ...
+
     def step(self, run: str, step: int) -> StepView | None:
         """One closed step."""
         ...

@@ -13,6 +13,7 @@ from typing import Any
 
 from twinscope_service.errors import StoreError
 from twinscope_service.join.records import Settled
+from twinscope_service.measure.records import COVERAGE
 from twinscope_service.store import retention
 from twinscope_service.store.base import (
     RESTART,
@@ -187,6 +188,12 @@ class SqliteStore:
     def count_steps(self, run: str) -> int:
         """How many closed steps are known."""
         return int(self._read("SELECT count(*) AS n FROM steps WHERE run = ?", run)[0]["n"])
+
+    def count_tokens(self, run: str) -> dict[str, int]:
+        """Tokens of all closed steps by what became of them."""
+        sums = ", ".join(f"sum(json_extract(view, '$.coverage.{name}'))" for name in COVERAGE)
+        row = self._read(f"SELECT {sums} FROM steps WHERE run = ?", run)[0]
+        return {name: int(row[i]) for i, name in enumerate(COVERAGE) if row[i]}
 
     def step(self, run: str, step: int) -> StepView | None:
         """One closed step."""
