@@ -6,6 +6,7 @@ import json
 import math
 import random
 import sqlite3
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,15 +108,16 @@ def hostile(batch: Batch) -> Batch:
 def lengthen(database: Path) -> None:
     """Run `long`: LONG steps whose level drifts, with a fault from ONSET on."""
     random.seed(0)
+    now = time.time()
     with sqlite3.connect(database) as db:
         good, bad = (
             db.execute("SELECT view FROM steps WHERE run = 'demo' AND step = ?", (s,)).fetchone()[0]
             for s in (10, 39)
         )
-        db.execute("INSERT INTO runs VALUES ('long', 1.0, 2e9)")
+        db.execute("INSERT INTO runs VALUES ('long', ?, ?)", (now - LONG, now))
         for step in range(LONG):
             view = stretched(json.loads(bad if step >= ONSET else good), step)
-            row = (step, 1e9 + step, view["verdict"], json.dumps(view))
+            row = (step, now - LONG + step, view["verdict"], json.dumps(view))
             db.execute(
                 "INSERT INTO steps (run,step,closed_at,verdict,view) VALUES (?,?,?,?,?)",
                 ("long", *row),

@@ -37,6 +37,8 @@ def _parser() -> argparse.ArgumentParser:
         demo,
         doctor,
         drill,
+        export,
+        report,
         rescore,
         serve,
         tail,
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Are the policy that samples and the policy that is trained still the same?",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, check, tail, rescore, analyze, drill, demo, bench, doctor):
+    reading = (analyze, report, export)
+    for module in (serve, check, tail, rescore, *reading, drill, demo, bench, doctor):
         module.add(commands)
     return parser

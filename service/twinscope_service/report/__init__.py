@@ -1,0 +1,1 @@
+"""What leaves the service as a file: a report to attach, a table to load."""
