@@ -1,10 +1,11 @@
 """Every setting of a probe, declared once: arguments, environment variables and docs follow.
 
-An argument wins over its environment variable, which wins over the default. An unusable argument
-is a programmer's mistake and raises ConfigError where the probe is made. An unusable environment
-variable comes from a launcher, perhaps hours into a queue: it never stops the host. The probe
-takes the default instead (or switches itself off where the address is the problem), logs the
-variable, the value and the fix once, and lists them in `stats().config_problems`.
+An argument wins over its environment variable, which wins over the default; an empty string is
+not given (`os.environ.get("MY_URL", "")`). An unusable argument is a programmer's mistake and
+raises ConfigError where the probe is made. An unusable environment variable comes from a launcher,
+perhaps hours into a queue: it never stops the host. The probe takes the default instead (or
+switches itself off where the address is the problem), logs the variable, the value and the fix
+once, and lists them in `stats().config_problems`.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ class ProbeSettings:
 
 
 def resolve_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> ProbeSettings:
-    """Settings from arguments (None: not given) and environment. Arguments raise ConfigError."""
+    """Settings from arguments (None, "": not given) and environment. Arguments raise ConfigError."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     for setting in SETTINGS:
         given = arguments.get(setting.name)
         text = environment.get(setting.variable, "").strip()
-        if given is not None:
+        if given is not None and not (isinstance(given, str) and not given.strip()):
             values[setting.name] = read_value(setting, given, source=f"{setting.name}=")
         elif text:
             try:

@@ -34,7 +34,6 @@ def test_declaration_and_record_agree() -> None:
         ("url", "http://host/?x=1", "leave out what follows"),
         ("url", "http://host\r\nX: y", "use http://host:port"),
         ("url", "http://host:99999", "out of range"),
-        ("run", "", "printable characters"),
         ("run", "a\nb", "printable characters"),
         ("run", "x" * 201, "printable characters"),
         ("run", "..", "printable characters"),
@@ -57,6 +56,21 @@ def test_an_unusable_argument_is_refused_at_start(name: str, value: object, fix:
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
     assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [setting.name for setting in SETTINGS])
+def test_an_empty_string_is_not_given(name: str) -> None:
+    """`Probe(os.environ.get("MY_URL", ""))` switches the probe off; it never stops the trainer."""
+    assert resolve_settings({name: ""}, {}) == ProbeSettings()
+    assert resolve_settings({"url": ""}, {"TWINSCOPE_URL": "http://h:1"}).url == "http://h:1"
+
+
+def test_a_probe_with_an_empty_address_is_off() -> None:
+    """As without one."""
+    probe = Probe("", run="", token="")
+
+    assert not probe.enabled
+    assert probe.train(step=1, logprobs=[[-1.0]], sample_ids="a") is False
 
 
 @pytest.mark.usefixtures("as_in_a_run")
