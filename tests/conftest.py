@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 
 from twinscope import wire
-from twinscope_service.app import build_server
-from twinscope_service.config import load_settings
 
 BINARY = "application/x-safetensors"
 START_S = 60.0
@@ -60,6 +58,10 @@ class Service:
 
 @contextmanager
 def _running(data_dir: Path, **settings: Any) -> Iterator[Service]:
+    # Here and not above: the engines' environment runs tests too, and has no service.
+    from twinscope_service.app import build_server
+    from twinscope_service.config import load_settings
+
     server = build_server(load_settings(port=0, data_dir=data_dir, **settings))
     thread = threading.Thread(target=server.run, name="service")
     thread.start()

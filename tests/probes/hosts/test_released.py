@@ -1,0 +1,151 @@
+"""Hooks and readers against released code: the parts of the wheels that run without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from released import empty_packages, stand_in, unpacked
+
+from twinscope import Probe
+from twinscope.hosts import attach, openrlhf, skyrl, verl
+from twinscope.testing import InMemorySink
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def sink(monkeypatch: pytest.MonkeyPatch, closing: list[Probe]) -> Iterator[InMemorySink]:
+    """Where the probes that hooks make for themselves send to."""
+    sink = InMemorySink()
+
+    class Recorded(attach.Attachment):
+        def __init__(self, host: attach.Host, **_: Any) -> None:
+            super().__init__(host, make_probe=self._make)
+
+        def _make(self) -> Probe:
+            closing.append(Probe(sink=sink))
+            return closing[-1]
+
+    for module in (verl, skyrl):
+        monkeypatch.setattr(module, "Attachment", Recorded)
+    return sink
+
+
+def _batch() -> dict[str, Any]:
+    """[2,4] responses, right-padded; the second has a tool token in the middle."""
+    generator = torch.Generator().manual_seed(1)
+    q = -torch.rand(2, 4, generator=generator)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1]])
+    return {
+        "rollout_log_probs": q * (mask != 0),
+        "old_log_probs": q + 0.01 * torch.randn(2, 4, generator=generator),
+        "response_mask": mask,
+        "responses": torch.arange(8).view(2, 4),
+        "entropy": torch.rand(2, 4, generator=generator),
+    }
+
+
+def test_verl_is_captured_where_its_own_function_compares(
+    sink: InMemorySink, closing: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real calculate_debug_metrics, wrapped at import: same tokens, same mean, same result."""
+    monkeypatch.setenv("TWINSCOPE_VERL", "1")
+    with empty_packages("verl", "utils", "utils.debug", "utils.skip", __version__="0.9.1"):
+        stand_in("verl.protocol", DataProto=object)
+        stand_in("verl.utils.skip.skip_manager", SkipManager=SimpleNamespace(step=12))
+        verl.register()
+        metrics = importlib.import_module("verl.utils.debug.metrics")
+        data = SimpleNamespace(batch=_batch(), non_tensor_batch={"min_global_steps": [11, 12]})
+        answer = metrics.calculate_debug_metrics(data)
+
+    assert closing[0].flush(10)
+    (batch,) = sink.batches()
+    kept = batch.tensors["mask"] != 0
+    p, q = (batch.tensors[f"{side}_logprobs"][kept] for side in ("train", "rollout"))
+    gap = torch.tensor(p).exp() - torch.tensor(q).exp()
+    assert batch.step == 12
+    assert batch.side == "paired"
+    assert batch.tensors["rollout_version"].tolist() == [11, 12]
+    assert answer["training/rollout_probs_diff_mean"] == pytest.approx(
+        gap.abs().mean().item(), rel=1e-6
+    )
+    assert sink.events("host_attached")[0]["fields"]["host"] == "verl"
+
+
+def test_verl_calls_that_function_once_per_step_in_every_trainer() -> None:
+    """The seam is where the released trainers use it, and the step where they set it."""
+    root = unpacked("verl")
+
+    for trainer in ("trainer/ppo/v1/trainer_base.py", "trainer/ppo/ray_trainer.py"):
+        text = (root / trainer).read_text()
+        assert "calculate_debug_metrics(" in text
+        assert "from verl.utils.debug.metrics import calculate_debug_metrics" in text
+        assert "SkipManager.set_step(self.global_steps)" in text
+    assert 'group="verl.plugins"' in (root / "__init__.py").read_text()
+    assert "_ep.load()" in (root / "__init__.py").read_text()
+
+
+def test_skyrl_calls_our_callback_with_its_own_classes(
+    sink: InMemorySink, closing: list[Probe]
+) -> None:
+    """The real TrainingCallback, CallbackHandler and CallbackInput."""
+    with empty_packages("skyrl", "train", "train.utils", __version__="0.3.0"):
+        real = importlib.import_module("skyrl.train.utils.callbacks")
+        callback = skyrl.make_callback()
+        assert isinstance(callback, real.TrainingCallback)
+        names = inspect.signature(real.TrainingCallback.on_step_end).parameters
+        assert list(names) == ["self", "trainer", "callback_input", "control"]
+        source = _batch()
+        batch = {
+            "sequences": torch.cat([torch.full((2, 3), 9), source["responses"]], 1),
+            "response_mask": source["response_mask"], "loss_mask": source["response_mask"],
+            "rollout_logprobs": source["rollout_log_probs"],
+            "action_log_probs": source["old_log_probs"],
+        }  # fmt: skip
+        given = real.CallbackInput(
+            global_step=4, epoch=0, total_steps=9, steps_per_epoch=9, batch=batch
+        )
+        callback.on_train_start(None, given, None)
+        callback.on_step_end(None, given, None)
+
+    assert closing[0].flush(10)
+    (arrived,) = sink.batches()
+    assert arrived.step == 4
+    assert arrived.tensors["token_ids"].tolist() == [0, 1, 2, 4, 5, 6, 7]
+    kept = source["response_mask"].bool()
+    marked = arrived.tensors["mask"] != 0
+    assert arrived.tensors["train_logprobs"][marked].tolist() == (
+        source["old_log_probs"][kept].tolist()
+    )
+
+
+def test_openrlhf_experience_is_read_as_it_is() -> None:
+    """The real Experience class, with log-probs of the last A tokens of each sequence."""
+    with empty_packages("openrlhf", "trainer", "trainer.ppo_utils", "utils"):
+        stand_in("openrlhf.utils.utils", zero_pad_sequences=None)
+        real = importlib.import_module("openrlhf.trainer.ppo_utils.experience")
+        source = _batch()
+        experience = real.Experience(
+            sequences=torch.tensor([[7, 0, 1, 2, 3], [7, 4, 5, 6, 7]]),
+            action_mask=source["response_mask"].bool(),
+            action_log_probs=source["old_log_probs"],
+            rollout_log_probs=source["rollout_log_probs"],
+        )
+        found = openrlhf.read_experience(experience)
+
+    assert found["token_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert found["rollout_logprobs"] is source["rollout_log_probs"]
+    assert "ref_logprobs" not in found
+
+
+def test_areal_shifts_its_own_log_probs_as_the_reader_does() -> None:
+    """The released actor rolls q by -1 before it meets p: the reader undoes it on p's side."""
+    text = (unpacked("areal") / "trainer/ppo/actor.py").read_text()
+
+    assert 'old_logp = torch.roll(data["logprobs"], shifts=-1, dims=-1)' in text
+    assert 'traj["prox_logp"] = logp' in (unpacked("areal") / "trainer/rl_trainer.py").read_text()

@@ -1,0 +1,66 @@
+"""Released code of frameworks that cannot be installed here: unpacked wheels, parts of them run.
+
+`fetch_wheels.sh` beside tests/probes/hosts downloads and unpacks them; TWINSCOPE_WHEELS names the
+folder. A part is imported under its real name, with empty packages above it, so that the heavy
+`__init__` files of the framework do not run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+# Read once: tests of the probes run without any TWINSCOPE_* variable.
+WHEELS = Path(os.environ.get("TWINSCOPE_WHEELS", "tests/probes/hosts/wheels"))
+
+
+def unpacked(package: str) -> Path:
+    """The package's folder in an unpacked wheel; skips the test where there is none."""
+    found = [path.parent for path in WHEELS.glob(f"**/{package}/__init__.py")]
+    if not found:
+        pytest.skip(f"no wheel of {package}: run tests/probes/hosts/fetch_wheels.sh")
+    return min(found, key=lambda path: len(path.parts))
+
+
+@contextmanager
+def empty_packages(package: str, *names: str, **attributes: Any) -> Iterator[Path]:
+    """`package` and its sub-packages `names` as empty packages over the unpacked wheel.
+
+    `attributes` are set on the top package. Everything of it leaves `sys.modules` at the end.
+    """
+    root = unpacked(package)
+    _forget(package)
+    for name in (package, *(f"{package}.{name}" for name in names)):
+        module = ModuleType(name)
+        module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        sys.modules[name] = module
+    for name, value in attributes.items():
+        setattr(sys.modules[package], name, value)
+    try:
+        yield root
+    finally:
+        _forget(package)
+
+
+def stand_in(name: str, **attributes: Any) -> ModuleType:
+    """A module with only these attributes, where the real one would pull in the world."""
+    module = ModuleType(name)
+    for attribute, value in attributes.items():
+        setattr(module, attribute, value)
+    sys.modules[name] = module
+    return module
+
+
+def _forget(package: str) -> None:
+    for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
+        del sys.modules[name]
