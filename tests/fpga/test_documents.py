@@ -10,7 +10,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "fpga.md"
 
 
 def test_declared_parts_are_up_to_date() -> None:
-    """Registers, header, record, token word, columns: as `python -m twinscope_fpga.document` writes."""
+    """Registers, header, record, token word, columns: as the renderer writes them."""
     text = PAGE.read_text()
     declared = {name: make for name, make in PARTS.items() if name != "errors"}
     assert render(text, declared) == text

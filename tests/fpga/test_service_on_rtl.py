@@ -11,14 +11,23 @@ from typing import Any
 
 import pytest
 
+from twinscope_fpga.simulation import build_library
+
 VECTORS = Path(__file__).resolve().parents[1] / "vectors" / "traces"
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.rtl,
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(shutil.which("verilator") is None, reason="no verilator: make rtl-env"),
     pytest.mark.skipif(not (ROOT / ".venv-rtl").exists(), reason="no .venv-rtl: make rtl-env"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _device_is_built() -> None:
+    """Compiling the device takes a while on a busy machine: not within a command's time."""
+    build_library(4)
 
 
 def analyse(trace: Path, engine: str) -> dict[str, Any]:
