@@ -189,3 +189,15 @@ def test_headers_of_a_steps_batches_are_merged_and_clashes_kept(healthy: Case) -
     assert (context.rollout["dtype"], context.rollout["tp"]) == ("bfloat16", 2)
     assert context.conflicts["rollout.dtype"] == ("bfloat16", "float16")
     assert context.join.joined == 2 * healthy.batch.samples
+
+
+def test_raw_log_probs_under_a_temperature_are_declared_by_the_headers(healthy: Case) -> None:
+    """Without entropies the pair agrees; the headers say that neither side reports the law."""
+    tensors = {k: v for k, v in healthy.batch.tensors.items() if k != "entropy"}
+    sampling = {"temperature": 0.7, "top_p": 1.0, "n": 4}
+    raw = replace(healthy.batch, tensors=tensors, sampling=sampling)
+    processed = replace(raw, rollout={"logprobs_mode": "processed_logprobs"})
+
+    assert diagnosed_with(raw)[0].cause == "sampling_not_as_reported"
+    assert diagnosed_with(raw)[0].estimate == {"temperature": 0.7}
+    assert diagnosed_with(processed)[0].cause == "numerical_noise"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
-from twinscope_service.diagnose.level import expected_floor
+from twinscope_service.diagnose.level import expected_floor, level_strength
 from twinscope_service.diagnose.temperature import (
     ExactTemperature,
     TemperatureFit,
@@ -25,8 +25,17 @@ from twinscope_service.diagnose.view import Estimate, View
 from twinscope_service.measure.records import EXTREME, HIST_BASE
 
 Z_EVIDENCE = 5.0  # p = 6e-7: about 30 tests are made per diagnosis
-MIXED_FIT = 0.3  # the same besides lost mass, which blurs it
 FIT = 0.6  # least |correlation| of q − p with (q + p)/2 under a temperature
+MIXED_FIT = 0.3  # the same besides lost mass, which blurs it
+NEUTRAL: dict[str, tuple[float, ...]] = {  # values that change nothing
+    "temperature": (1.0,),
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+}
 LEAST_SURPRISE = 0.01  # of the entropy: what a temperature of 0.99 does
 LOST_MASS_GIBBS = 2.5  # |mean Δ| over half its mean square that lost mass gives at least
 SEEN_SHARE = 0.2  # least share of Var Δ that "token occurred before" must explain for a penalty
@@ -262,10 +271,10 @@ def _contrast(view: View, name: str) -> Contrast:
 
 def sampling_not_as_reported(view: View) -> Claim | None:
     """E[−p] ≠ H where the pair agrees: tokens were drawn from a law that neither side reports."""
-    if view.total("h_n") < 200:
-        return None
-    surprise = view.token_mean("surprise", "h_n")
     pair_agrees = abs(view.rho_excess.z) < 2 * Z_EVIDENCE and view.correlation > 0.98
+    if view.total("h_n") < 200:
+        return _declared_raw(view) if pair_agrees else None
+    surprise = view.token_mean("surprise", "h_n")
     # with millions of tokens the pair's own noise is significant: ask for an effect as well
     least = max(LEAST_SURPRISE * max(view.mean("h", "h_n"), 0.3), 3.0 * view.k3)
     if not pair_agrees or abs(surprise.z) < Z_EVIDENCE * 0.7 or abs(surprise.value) < least:
@@ -288,6 +297,33 @@ def sampling_not_as_reported(view: View) -> Claim | None:
         },
         k3_after=view.k3,
         explains=0.0,
+    )
+
+
+def _declared_raw(view: View) -> Claim | None:
+    """By the headers alone: sampled at T or truncated, raw log-probs returned, and p agrees.
+
+    Raw log-probs are at temperature 1 over the full vocabulary; a p that agrees is so as well.
+    """
+    sampling, rollout = view.context.sampling or {}, view.context.rollout or {}
+    raw = str(rollout.get("logprobs_mode", "")).startswith("raw")
+    off = {key: sampling[key] for key, neutral in NEUTRAL.items()
+           if sampling.get(key) is not None and sampling[key] not in neutral}  # fmt: skip
+    if not raw or not off or view.tokens < 1000 or level_strength(view) >= 1.0:
+        return None
+    return Claim(
+        cause="sampling_not_as_reported",
+        kind="declared",
+        strength=1.6,
+        evidence=(
+            f"the engine sampled with {', '.join(f'{k} {v}' for k, v in off.items())} and returns "
+            f"raw log-probs, and the trainer's agree with them (k3 {view.k3:.2g}): neither side "
+            f"reports the sampled law"
+        ),
+        estimate=off,
+        k3_after=view.k3,
+        explains=0.0,
+        separator="the trainer's entropy: E[−p] must equal it",
     )
 
 
