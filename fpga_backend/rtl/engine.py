@@ -165,6 +165,7 @@ class Engine(Elaboratable):
     def _connect_control(self, m: Module) -> None:
         control, output = self.control, self.output
         counts = self.accumulate.beat_counts
+        m.d.sync += control.stall_out.eq(output.tvalid & ~output.tready)
         m.d.comb += [
             control.idle.eq(self.queue.drained & self.queue.empty & ~output.tvalid),
             control.mode.eq(self.queue.mode),
@@ -175,6 +176,5 @@ class Engine(Elaboratable):
             control.records.eq(output.records),
             control.header.eq(self.queue.beat_out.valid & self.queue.beat_out.header),
             control.stall_in.eq(self.stream.stalled),
-            control.stall_out.eq(output.tvalid & ~output.tready),
             *(control.beat_counts[name].eq(counts[name]) for name in ("present", *COUNTED)),
         ]
