@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.
 PORT   ?= 8321
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-browser pictures dashboards engines-env test-engines test-rtl lint type format docs bench ci clean
+.PHONY: help setup setup-dev demo serve test test-browser pictures dashboards engines-env test-engines test-rtl lint type format docs bench ci clean rtl-env syn
 
 help:  ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -55,6 +55,16 @@ pictures: $(VENV)/.dev  ## take the pictures of docs/pictures again
 
 dashboards: $(VENV)/.dev  ## render the Grafana dashboards from dashboards/twinscope_dashboards/boards.py
 	$(BIN)/python -m twinscope_dashboards.grafana dashboards/grafana
+
+rtl-env:  ## install the RTL tools into .venv-rtl (Verilator and Icarus from Debian)
+	$(MAKE) -C fpga_backend rtl-env PYTHON="$(PYTHON)"
+
+test-rtl: $(VENV)/.dev rtl-env  ## the FPGA engine: simulation, benches, proofs, one lane placed and routed
+	$(MAKE) -C fpga_backend test-rtl
+	$(BIN)/python -m pytest -m rtl tests/fpga
+
+syn: rtl-env  ## place and route 1, 2, 4 and 8 lanes for an ECP5-85F
+	$(MAKE) -C fpga_backend syn
 
 lint: $(VENV)/.dev  ## ruff, formatting included
 	$(BIN)/ruff check .
