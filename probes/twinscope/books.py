@@ -76,7 +76,7 @@ class ProbeStats:
     calls: int = 0
     host_seconds: float = 0.0  # spent inside the host's calls, all threads together
     retries: int = 0  # posts that were tried again
-    errors: dict[str, int] = field(default_factory=dict)  # by kind, see guard.py
+    errors: dict[str, int] = field(default_factory=dict)  # by kind (`train: token_ids`): guard.py
     last_error: str | None = None  # None: nothing has gone wrong
     config_problems: tuple[str, ...] = ()  # environment variables that could not be used
 

@@ -134,7 +134,7 @@ class Probe:
     def _start(self) -> bool:
         """Make what a living probe needs; False for one that is off."""
         for problem in self._settings.problems:
-            self._guard.note("environment", problem)
+            self._guard.note(f"environment: {problem.partition(':')[0]}", problem)
         reason = self._settings.off_because
         if self._settings.disabled or (reason is not None and self._sink is None):
             logger.warning("twinscope: the probe is off (%s); its calls do nothing", reason)

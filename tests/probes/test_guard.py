@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from twinscope.errors import WireError
 from twinscope.guard import MOST_KINDS, Guard
 
 
@@ -32,6 +33,35 @@ def test_each_kind_is_logged_once_and_always_counted(caplog: pytest.LogCaptureFi
 
     assert guard.counts() == {"train: RuntimeError": 100, "rollout: RuntimeError": 1}
     assert len(caplog.records) == 2
+
+
+def test_a_second_mistake_in_the_same_call_is_logged_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Told apart by the argument, whichever the sample: fixing the first shows the second."""
+    guard = Guard()
+    for sample in range(10):
+        guard.note("train", WireError(f"token_ids[{sample}]", "x", "pass integers"))
+    guard.note("train", WireError("mask", 0.5, "pass 0 or 1"))
+
+    assert guard.counts() == {"train: token_ids": 10, "train: mask": 1}
+    assert [record.message.partition(". The host")[0] for record in caplog.records] == [
+        "twinscope: train: token_ids[0]: got 'x'; pass integers",
+        "twinscope: train: mask: got 0.5; pass 0 or 1",
+    ]
+
+
+def test_a_remark_is_said_once_and_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """It is worth a line, not a count."""
+    guard = Guard()
+    for _ in range(10):
+        guard.remark("late", "came late")
+    guard.remark("unmasked", "no mask")
+
+    messages = [record.message for record in caplog.records]
+    assert messages == ["twinscope: came late", "twinscope: no mask"]
+    assert guard.counts() == {}
+    assert guard.last_error is None
 
 
 def test_what_belongs_to_the_host_passes_through() -> None:
