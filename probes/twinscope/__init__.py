@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from twinscope.books import Count, ProbeStats
     from twinscope.errors import ConfigError, DidNotAttach, TwinScopeError, WireError
     from twinscope.estimators import approx_kl, masked_mean
+    from twinscope.kl_control import AdaptiveKLController
     from twinscope.probe import Probe
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AdaptiveKLController": "twinscope.kl_control",
     "ConfigError": "twinscope.errors",
     "Count": "twinscope.books",
     "DidNotAttach": "twinscope.errors",
@@ -30,6 +32,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AdaptiveKLController",
     "ConfigError",
     "Count",
     "DidNotAttach",

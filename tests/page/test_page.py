@@ -20,6 +20,7 @@ VIEWS = {
     "runs": "#/",
     "run": "#/runs/demo",
     "long run": "#/runs/long",
+    "run with reference": "#/runs/reference",
     "step": f"#/runs/demo/steps/{LAST}",
     "two steps": f"#/compare/demo/{HEALTHY - 1}/demo/{LAST}",
     "two runs": "#/compare/demo/long",
@@ -122,6 +123,19 @@ def test_the_heat_map_shows_the_tokens_of_the_evidence(
     said = visit.page.locator(".token-said").inner_text()
     assert said.startswith("token 2 ")
     assert f"q {sample['rollout_logprobs'][2]:.4g}".rstrip("0") in said
+
+
+def test_a_run_with_a_reference_gets_advice(visit: Visit, service: ServiceProcess) -> None:
+    """The advice of the API on the run; the same ruler by length on its steps."""
+    visit.open("#/runs/reference")
+    advice = service.get("/v1/runs/reference/timeline")["kl_advice"]
+    assert advice["kind"] == "beta_small"
+    assert advice["text"] in visit.page.locator("[data-advice=beta_small]").inner_text()
+
+    visit.open("#/runs/reference/steps/35")
+    table = visit.page.locator("[aria-label='By length of the sample'] tbody tr")
+    statistics = service.get("/v1/runs/reference/steps/35/profiles")["statistics"]
+    assert table.count() == len(statistics["policy_ref_by_length"]) > 0
 
 
 def test_five_thousand_steps_are_thinned_and_zoom_to_the_exact_ones(visit: Visit) -> None:

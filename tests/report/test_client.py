@@ -16,7 +16,7 @@ def test_runs_come_with_their_last_step(client: Client) -> None:
     """By name; a name with slashes and markup is a name like any other."""
     runs = {run.run: run for run in client.runs()}
 
-    assert set(runs) == {"demo", "long", HOSTILE}
+    assert set(runs) == {"demo", "long", "reference", HOSTILE}
     assert client.run(HOSTILE) == runs[HOSTILE]
     last = runs["demo"].last
     assert last is not None

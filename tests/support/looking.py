@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import decode, encode_batch
 from twinscope_service.config import load_settings
@@ -20,7 +22,7 @@ from twinscope_service.replay import recording, steps
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-HEALTHY, FAULTY, LONG, ONSET = 30, 10, 5000, 4200
+HEALTHY, FAULTY, LONG, ONSET, ADVISED = 30, 10, 5000, 4200, 36
 HOSTILE = "<img src=x onerror=\"window.hit='run'\">&lt;b&gt;'\"/x"
 NOTE = "<script>window.hit='event'</script><b>bold</b>"
 LABEL = "<svg onload=window.hit='label'>"
@@ -75,6 +77,10 @@ def fill(data_dir: Path, *, hostile_too: bool = True) -> None:
         for batch in steps([faulty], run=HOSTILE, samples_per_step=24, seed=1):
             send(pipeline, hostile(batch))
         pipeline.event(HOSTILE, step=0, kind="config_change", fields={"note": NOTE})
+    for batch in steps([healthy] * ADVISED, run="reference", samples_per_step=24, seed=2):
+        send(pipeline, with_reference(batch))
+        reward = {"reward": 0.2 + 0.01 * (batch.step or 0), "baseline_reward": 0.1}
+        pipeline.scalars("reference", batch.step or 0, reward)
     pipeline.close()
     lengthen(data_dir / "twinscope.sqlite")
 
@@ -97,6 +103,13 @@ def send(pipeline: Pipeline, batch: Batch) -> None:
     assert batch.step is not None
     pipeline.ingest(body, decode(body), batch_id=None)
     pipeline.close_step(batch.run, batch.step)
+
+
+def with_reference(batch: Batch) -> Batch:
+    """The batch with a frozen reference that the policy leaves, further with every step."""
+    p = batch.tensors["train_logprobs"]
+    wave = np.cos(np.arange(len(p)), dtype=np.float32) * np.float32(0.1 + 0.01 * (batch.step or 0))
+    return replace(batch, tensors={**batch.tensors, "ref_logprobs": np.minimum(p + wave, 0)})
 
 
 def hostile(batch: Batch) -> Batch:

@@ -1,7 +1,8 @@
 // The second measurement with the same ruler: the policy against its frozen reference.
 
-import { h, section } from "./dom.js";
+import { h, section, table } from "./dom.js";
 import { axis, color, figure, plain, thin } from "./plots.js";
+import { number } from "./words.js";
 
 /** Reward against KL over the run, with the service's advice; null where no reference was sent. */
 export function policyRef(data) {
@@ -20,6 +21,20 @@ export function policyRef(data) {
   });
   const advice = data.kl_advice;
   return section("Policy against reference",
-    advice ? h("p", { class: `advice ${advice.kind}` }, h("strong", {}, `${advice.title}. `), advice.text) : null,
+    advice ? h("p", { class: `advice ${advice.kind}`, "data-advice": advice.kind }, h("strong", {}, `${advice.title}. `), advice.text) : null,
     figure({ title: "Reward bought with KL", note: "each point a step, darker is later; up without moving right is progress, right without up is drift", height: 280, build }));
+}
+
+const KINDS = [["policy_ref_k1", "k1"], ["policy_ref_k2", "k2"], ["policy_ref_k3", "k3"], ["policy_ref_abs", "mean |Δ|"], ["policy_ref_k1_seq_mean", "k1 per sequence"], ["policy_ref_kl_seq_mean", "k3 per sequence"], ["kl_reward_ratio", "KL per reward"]];
+
+/** The numbers of one step, and by length of the sample; null where no reference was sent. */
+export function stepReference(step, statistics) {
+  const known = KINDS.filter(([name]) => step.metrics?.[name] !== null && step.metrics?.[name] !== undefined);
+  if (known.length === 0) return null;
+  const lengths = statistics?.policy_ref_by_length ?? [];
+  return section("Policy against reference", h("div", { class: "pair" },
+    table("Policy against reference", [{ title: "nats", get: ([, title]) => title }, { title: "value", numeric: true, get: ([name]) => number(step.metrics[name]) }], known),
+    lengths.length ? table("By length of the sample", [
+      { title: "samples shorter than", get: (one) => number(one.length_below) }, { title: "tokens", numeric: true, get: (one) => number(one.tokens) }, { title: "mean k3", numeric: true, get: (one) => number(one.k3_mean) },
+    ], lengths) : null));
 }

@@ -3,6 +3,7 @@
 import { api, link } from "./api.js";
 import { causes, situation } from "./causes.js";
 import { failure, fold, h, loading, section, table } from "./dom.js";
+import { stepReference } from "./reference.js";
 import { distribution, groups, lags, profiles, scatter } from "./shapes.js";
 import { tokenMap, worstTokens } from "./tokens.js";
 import { COVERAGE, KEY_METRICS, asShare, format, number, share, time, verdict, words } from "./words.js";
@@ -87,6 +88,7 @@ function shapesOf(statistics, evidence, step) {
     h("div", { class: "pair" }, distribution(statistics, step), scatter(evidence)),
     h("div", { class: "pair" }, profiles(statistics), lags(statistics)),
     groups(statistics, step),
+    stepReference(step, statistics),
   ];
 }
 

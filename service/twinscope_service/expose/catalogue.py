@@ -32,10 +32,12 @@ LABELS: dict[str, str] = {
     "cause": "an id of a cause of the last step's diagnosis",
     "kind": "a coverage class of tokens, or a class of counted batches and samples",
     "stage": "a stage of the data path",
-    "reason": "why samples were given up",
+    "reason": "why samples were given up, or why a device could not measure a block",
     "status": "1xx, 2xx, 3xx, 4xx, 5xx",
     "version": "version of the service",
     "target": "a name from the setting `alert_targets`",
+    "engine": "the setting `engine`",
+    "device": "board, simulation, emulator, or none while no device is open",
     "outcome": "delivered, failed, refused, silenced, not_wanted",
 }
 
@@ -88,6 +90,8 @@ OWN_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("twinscope_database_bytes", "gauge", (), "bytes", "size of the database"),
     MetricSpec("twinscope_notifications_total", "counter", ("target", "outcome"), "notifications", "alert notifications by what became of them; `failed` are attempts"),
     MetricSpec("twinscope_notifications_pending", "gauge", ("target",), "notifications", "alert notifications that a target has not taken yet"),
+    MetricSpec("twinscope_engine_info", "gauge", ("engine", "device"), "1", "always 1 with an engine that runs on a device; a simulation or emulator is never called a board"),
+    MetricSpec("twinscope_engine_fallback_total", "counter", ("reason",), "blocks", "blocks that the cpu engine measured because the device failed"),
     MetricSpec("twinscope_quarantined_bodies", "gauge", (), "bodies", "kept bodies that could not be read back"),
 )
 # fmt: on

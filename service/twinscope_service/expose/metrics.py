@@ -169,6 +169,8 @@ def own_samples(health: Health) -> Samples:
         "twinscope_inbox_bytes": [((), health.inbox_bytes)],
         "twinscope_database_bytes": [((), health.database_bytes)],
         "twinscope_quarantined_bodies": [((), health.quarantined)],
+        "twinscope_engine_info": [((health.engine, health.device), 1 if health.device else None)],
+        "twinscope_engine_fallback_total": _by_key(health.engine_fallbacks),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twinscope_service.expose.kl_advice import advise
 from twinscope_service.views import AlertView, TimelineRow
 
 # Metrics of `analyze --json` that a timeline carries; those that no step knows are left out.
@@ -59,6 +60,7 @@ def describe_timeline(
             [row.scalars for row in shown], sorted({name for row in shown for name in row.scalars})
         ),
         "baseline": {name: values[skip:] for name, values in band.items()},
+        "kl_advice": kl_advice(rows),
         "alerts": [alert.as_json() for alert in known],
         "events": [
             {"step": step, "kind": kind, "fields": dict(fields)}
@@ -66,6 +68,15 @@ def describe_timeline(
             if step is None or step >= first
         ],
     }
+
+
+def kl_advice(rows: Sequence[TimelineRow]) -> dict[str, Any] | None:
+    """Advice on reward against KL(policy‖reference); None where no reference was ever sent."""
+    kl = [row.metrics.get("policy_ref_kl") for row in rows]
+    if not any(value is not None for value in kl):
+        return None
+    return advise([row.scalars.get("reward", row.metrics.get("reward_mean")) for row in rows],
+                  kl).as_json()  # fmt: skip
 
 
 def _columns(
