@@ -11,6 +11,7 @@ from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
 from twinscope_service.errors import UnknownRun, UnknownStep
 from twinscope_service.join.tally import StepTally
+from twinscope_service.measure.engine import device_state
 from twinscope_service.measure.records import Summary
 from twinscope_service.opening import DataDir
 from twinscope_service.runstate import RunState
@@ -125,6 +126,7 @@ class Reads:
     def health(self) -> Health:
         """The service's own state."""
         samples, tokens = self._book.waiting()
+        device = device_state(self._stages.engine)
         return Health(
             ready=self._ready,
             waiting_samples=samples,
@@ -141,6 +143,9 @@ class Reads:
             stage_seconds=dict(self._meter.seconds),
             quarantined=self._bodies.quarantined(),
             errors=dict(self._meter.crashes),
+            engine=self._stages.engine.name,
+            device=device.kind if device else "",
+            engine_fallbacks=dict(device.fallbacks) if device else {},
         )
 
     def _require(self, run: str) -> None:

@@ -201,6 +201,9 @@ class Health:
     stage_seconds: Mapping[str, float]  # receive, join, measure, close: summed, since start-up
     quarantined: int  # bodies of the data directory that could not be read back
     errors: Mapping[str, int]  # stage -> crashes, since start-up
+    engine: str = ""
+    device: str = ""  # what the engine runs on; "" for engines without a device
+    engine_fallbacks: Mapping[str, int] = field(default_factory=dict)  # cause -> blocks
 
     def as_json(self) -> dict[str, Any]:
         """The body of /readyz."""

@@ -17,7 +17,7 @@ from twinscope_fpga.discovery import choose_device
 from twinscope_fpga.emulator import EmulatedDevice
 from twinscope_fpga.engine import FROM_DEVICE, FpgaEngine
 from twinscope_fpga.errors import DeviceGone, NoDevice
-from twinscope_service.measure.engine import build_engine
+from twinscope_service.measure.engine import build_engine, device_state
 from twinscope_service.measure.records import COLUMN, MeasureOptions, PairBlock, Summary
 from twinscope_service.measure.reference import ReferenceEngine
 
@@ -125,6 +125,20 @@ def test_a_failing_card_loses_nothing(
     assert engine.status().fallbacks == {cause: 1}
     assert engine.status().kind == "none"
     assert str(card.prefix) in engine.status().last_error
+
+
+def test_the_service_reads_what_the_engine_runs_on(make_block: MakeBlock) -> None:
+    """Device and fallbacks for /metrics; an engine without a device says nothing."""
+
+    def nothing_there() -> Device:
+        raise NoDevice("/dev/xdma0_user: No such file or directory")
+
+    engine = FpgaEngine("fpga", nothing_there, ReferenceEngine())
+    engine.measure(make_block(samples=2), OPTIONS)
+    state = device_state(engine)
+    assert state is not None
+    assert (state.kind, state.fallbacks) == ("none", {"no_device": 1})
+    assert device_state(ReferenceEngine()) is None
 
 
 def test_a_card_that_recovers_is_used_again(card: Any, make_block: MakeBlock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Protocol
 
@@ -23,6 +24,26 @@ class MeasureEngine(Protocol):
     def measure(self, block: PairBlock, options: MeasureOptions) -> Summary:
         """Measure every pair of `block` in one pass. Pure: no I/O, no state in the result."""
         ...
+
+
+class DeviceState(Protocol):
+    """What an engine that runs on a device says about it."""
+
+    @property
+    def kind(self) -> str:
+        """board, simulation, emulator or none."""
+        ...
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        """Cause -> blocks that were measured without the device."""
+        ...
+
+
+def device_state(engine: MeasureEngine) -> DeviceState | None:
+    """The state of an engine's device; None for an engine that has none."""
+    status: Callable[[], DeviceState] | None = getattr(engine, "status", None)
+    return None if status is None else status()
 
 
 def build_engine(name: str) -> MeasureEngine:
