@@ -18,7 +18,7 @@ DROP_REASONS: dict[str, str] = {
     "too_large": "larger than the whole buffer",
     "invalid": "the call's arguments could not be used; the log names the field and the fix",
     "rejected": "the service refused it (4xx); the log has its reason",
-    "gave_up": "the service kept answering it with an error (5xx)",
+    "gave_up": "errors (5xx), or answers that are not TwinScope's, for longer than retry_s",
     "spool_full": "the oldest spool files had to go",
     "spool_lost": "a spool file vanished or became unreadable",
     "closed": "captured after close()",

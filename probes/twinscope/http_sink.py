@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import http.client
 import io
-import json
 import socket
 import ssl
 import time
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from twinscope.answers import read_answer
 from twinscope.items import Post
 from twinscope.sink import Answer
 
@@ -29,8 +29,6 @@ CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 4.0  # younger than the usual keep-alive of servers (uvicorn: 5 s)
 CHUNK = 256 << 10  # bytes per send: often enough to notice the deadline
 MOST_ANSWER_BYTES = 64 << 10
-LONGEST_WAIT_S = 300.0  # of a Retry-After that is taken seriously
-BUSY = (408, 425, 429)
 "localhost".encode("idna")  # loads the codec that resolving a name would load on the thread
 
 
@@ -162,7 +160,11 @@ class HttpSink:
         if response.will_close or not response.isclosed():
             self._drop()
         self._used_at = time.monotonic()
-        return _read_answer(response.status, response.getheader("Retry-After"), body)
+        answer = read_answer(response.status, response.getheader("Retry-After"), body)
+        if self._prefix and f"{self._prefix}{post.path}" in answer.detail:  # not known over there
+            hint = f"; does the address of the service end in {self._prefix}?"
+            return replace(answer, detail=answer.detail + hint)
+        return answer
 
     def _connect(self, deadline: float) -> tuple[http.client.HTTPConnection, DeadlineSocket]:
         """The kept connection, or a new one."""
@@ -210,40 +212,3 @@ class HttpSink:
 
 def _unreachable(error: Exception) -> Answer:
     return Answer("unreachable", detail=f"{type(error).__name__}: {error}"[:300])
-
-
-def _read_answer(status: int, retry_after: str | None, body: bytes) -> Answer:
-    detail = _read_detail(body)
-    if 200 <= status < 300:
-        return Answer("accepted", status)
-    if status in BUSY or (status == 503 and retry_after is not None):
-        return Answer("busy", status, detail, read_retry_after(retry_after))
-    if status >= 500:
-        return Answer("failed", status, detail, read_retry_after(retry_after))
-    return Answer("rejected", status, detail)
-
-
-def _read_detail(body: bytes) -> str:
-    """The message of a problem document (RFC 9457), or the start of whatever came."""
-    try:
-        problem = json.loads(body)
-    except (ValueError, RecursionError):
-        problem = None
-    if not isinstance(problem, dict):
-        return body[:200].decode("utf-8", "replace")
-    said = [problem.get(key) for key in ("title", "detail", "field", "value", "fix")]
-    return "; ".join(str(item) for item in said if item)[:500]
-
-
-def read_retry_after(text: str | None) -> float | None:
-    """Seconds of a Retry-After header (a number or an HTTP date), bounded; None: unusable."""
-    if text is None:
-        return None
-    text = text.strip()
-    if text.isdecimal() and len(text) < 10:
-        return min(float(text), LONGEST_WAIT_S)
-    try:
-        wait_s = parsedate_to_datetime(text).timestamp() - time.time()
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return min(max(0.0, wait_s), LONGEST_WAIT_S)

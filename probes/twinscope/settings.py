@@ -42,7 +42,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("spool_dir", "TWINSCOPE_SPOOL_DIR", "text", None, "folder for trace files while the service is away; without it nothing touches the disk"),  # noqa: E501
     Setting("spool_bytes", "TWINSCOPE_SPOOL_BYTES", "bytes", 1 << 30, "most bytes one process keeps in the spool; beyond it the oldest files are dropped and counted"),  # noqa: E501
     Setting("timeout_s", "TWINSCOPE_TIMEOUT_S", "seconds", 30.0, "one post, from connecting to the last byte of the answer"),  # noqa: E501
-    Setting("retry_s", "TWINSCOPE_RETRY_S", "seconds", 600.0, "how long a post that the service answers with an error (5xx) is tried again"),  # noqa: E501
+    Setting("retry_s", "TWINSCOPE_RETRY_S", "seconds", 600.0, "how long a post is tried again that is answered with an error (5xx), or not as TwinScope answers"),  # noqa: E501
     Setting("exit_timeout_s", "TWINSCOPE_EXIT_TIMEOUT_S", "seconds", 2.0, "longest wait for pending data when the interpreter exits"),  # noqa: E501
     Setting("ca_file", "TWINSCOPE_CA_FILE", "pem", None, "PEM file of the authority that signed an https service's certificate"),  # noqa: E501
     Setting("send_hostname", "TWINSCOPE_SEND_HOSTNAME", "flag", False, "1: the heartbeat carries the host name"),  # noqa: E501
@@ -81,7 +81,7 @@ class ProbeSettings:
 
 
 def resolve_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> ProbeSettings:
-    """Settings from arguments (None, "": not given) and environment. Arguments raise ConfigError."""
+    """Settings from arguments (None or "": not given, unusable: ConfigError) and environment."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     for setting in SETTINGS:

@@ -95,7 +95,7 @@ class Shipper:
         self._warned = False
         self._reported = Count()  # losses that the service knows of
         self._report_pause = Pause(self._clock)
-        self._failing: tuple[str, float] | None = None  # batch id, since when it gets 5xx
+        self._failing: tuple[str, float] | None = None  # batch id, since when it gets errors
 
     # ---- the host's side ----
 
@@ -284,11 +284,14 @@ class Shipper:
         """Book the outcome of an attempt."""
         if answer.outcome == "accepted":
             self._recover()
+            for kind, text in answer.remarks.items():
+                self._guard.remark(kind, text)
             self._report_losses()  # before the item leaves the books: a flush waits for it too
             self._book(item, "shipped")
         elif answer.outcome == "rejected":
             self._recover()
-            self._guard.note(f"post refused with {answer.status}", f"{answer.detail}")
+            about = f" ({answer.about})" if answer.about else ""
+            self._guard.note(f"post refused with {answer.status}{about}", answer.detail)
             self._book(item, "rejected")
         elif answer.outcome == "broken":
             self._book(item, answer.detail or "internal_error")
@@ -307,14 +310,20 @@ class Shipper:
         """Put the item back and pause; or give up on one that always breaks the service."""
         self.retries += 1
         self._last_try = self._closing
-        if answer.outcome == "failed" and self._failing_too_long(item):
+        if answer.outcome in ("failed", "foreign") and self._failing_too_long(item):
             self._guard.note(f"post failed with {answer.status}", answer.detail)
             self._failing = None
             self._book(item, "gave_up")
             return
         if not isinstance(item, SpooledItem):
             self.buffer.give_back(item)
-        if not self._backoff.failures:
+        if answer.outcome == "foreign":
+            self._guard.remark(
+                "foreign",
+                f"{self._settings.url} does not answer like TwinScope ({answer.status} "
+                f"{answer.detail}): is the address right? Trying again, the host is not affected.",
+            )
+        elif not self._backoff.failures:
             logger.warning(
                 "twinscope: no luck with the service at %s (%s %s); keeping up to %d bytes and "
                 "trying again. The host is not affected.",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from twinscope.items import Post
 
 # accepted: done. rejected: never will be. busy: later, as told. failed: an error over there.
-# unreachable: no answer. broken: an error in here.
-Outcome = Literal["accepted", "rejected", "busy", "failed", "unreachable", "broken"]
+# foreign: somebody else answers here. unreachable: no answer. broken: an error in here.
+Outcome = Literal["accepted", "rejected", "busy", "failed", "foreign", "unreachable", "broken"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Answer:
     status: int | None = None  # HTTP status; None: no answer
     detail: str = ""
     retry_after_s: float | None = None  # as the service asked; None: it did not
+    about: str = ""  # the field that a refusal names
+    remarks: Mapping[str, str] = field(default_factory=dict)  # kind -> what the log should say once
 
 
 class Sink(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from email.utils import formatdate
 
@@ -20,8 +21,8 @@ from faulty_services import (
 from waiting import eventually
 
 from twinscope import Probe
+from twinscope.answers import LONGEST_WAIT_S, read_answer, read_retry_after
 from twinscope.clock import Pause, SystemClock
-from twinscope.http_sink import LONGEST_WAIT_S, read_retry_after
 from twinscope.items import Post
 from twinscope.ship import LONGEST_DELAY_S, Backoff
 from twinscope.sink import Answer
@@ -90,10 +91,13 @@ def test_an_answer_that_may_change_is_tried_again(status: int) -> None:
 
 
 @pytest.mark.usefixtures("as_in_a_run")
-@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 409, 413, 415, 422])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 415, 422])
 def test_a_refusal_is_final_and_says_why(status: int, caplog: pytest.LogCaptureFixture) -> None:
     """Dropped as rejected; the service's explanation is in the log, once."""
-    problem = b'{"title":"Bad batch","detail":"offsets[3] decreases","fix":"send them in order"}'
+    problem = (
+        b'{"type":"urn:twinscope:problem:bad-batch","title":"Bad batch",'
+        b'"detail":"offsets[3] decreases","fix":"send them in order"}'
+    )
 
     def reply(post: RecordedPost) -> Reply:
         return (status, {}, problem) if post.path == "/v1/batches" else accept(post)
@@ -110,6 +114,122 @@ def test_a_refusal_is_final_and_says_why(status: int, caplog: pytest.LogCaptureF
     assert "send them in order" in said[0]
     assert stats.dropped["rejected"].batches == 3
     assert stats.balanced
+
+
+PAGE = b"<!DOCTYPE html>\n<html>\n<head><title>404</title></head>\n<body>\nnginx\n</body>\n</html>"
+STRANGERS: list[tuple[int, bytes]] = [
+    (404, PAGE),
+    (405, b'{"detail":"Method Not Allowed"}'),
+    (403, b"RBAC: access denied"),
+    (301, b""),
+    (200, PAGE),
+]
+
+
+@pytest.mark.parametrize(("status", "body"), STRANGERS)
+def test_an_address_that_is_not_twinscope_yet_is_tried_again(
+    status: int, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An ingress may start late: said once, in one line, and everything arrives in the end."""
+    seen: list[str] = []
+
+    def reply(post: RecordedPost) -> Reply:
+        seen.append(post.batch_id)
+        return (status, {}, body) if len(seen) < 3 else accept(post)
+
+    class Server(SinkServer):
+        def record(self, post: RecordedPost) -> None:
+            if len(seen) >= 3:
+                super().record(post)
+
+    with Server(reply) as server, Probe(server.url) as probe:
+        probe.train(step=1, logprobs=_logprobs())
+        assert eventually(lambda: probe.flush(1.0))
+        stats = probe.stats()
+
+    said = [record.message for record in caplog.records if "like TwinScope" in record.message]
+    assert len(said) == 1
+    assert "\n" not in said[0]
+    assert "<" not in said[0]
+    assert f"({status} " in said[0]
+    assert [batch.step for batch in server.batches()] == [1]
+    assert not stats.dropped
+
+
+@pytest.mark.usefixtures("as_in_a_run")
+def test_a_stranger_s_answer_is_given_up_after_retry_s() -> None:
+    """Bounded, like an error of the service, and counted."""
+    with SinkServer(lambda post: (404, {}, PAGE)) as server, Probe(server.url, retry_s=0) as probe:
+        probe.train(step=1, logprobs=_logprobs())
+        assert probe.flush(20)
+        stats = probe.stats()
+
+    assert stats.dropped["gave_up"].batches == 1
+    assert stats.balanced
+
+
+def test_a_proxy_s_413_is_final() -> None:
+    """The same bytes do not get smaller: waiting would only hold up what comes behind."""
+    assert read_answer(413, None, PAGE) == Answer("rejected", 413, "an HTML page")
+
+
+def test_a_wrong_path_in_the_address_is_pointed_at() -> None:
+    """The service itself refuses /metrics/v1/batches: the log says what to look at."""
+
+    def reply(post: RecordedPost) -> Reply:
+        detail = f"POST {post.path}: Not Found"
+        problem = {"type": "urn:twinscope:problem:not-found", "title": "Not Found"}
+        return 404, {}, json.dumps({**problem, "detail": detail}).encode()
+
+    with SinkServer(reply) as server, Probe(f"{server.url}/metrics") as probe:
+        assert probe.flush(20)
+        error = probe.stats().last_error or ""
+
+    assert error.endswith("/metrics/v1/events: Not Found; does the address of the service end in "
+                          "/metrics?")  # fmt: skip
+
+
+def test_a_refusal_says_each_thing_once() -> None:
+    """The service's `detail` often holds the field, the value and the fix already."""
+    detail = "sample_ids[1]: got '0'; send each sample once per batch"
+    problem = {
+        "type": "urn:twinscope:problem:malformed",
+        "title": "Malformed",
+        "detail": detail,
+        "field": "sample_ids[1]",
+        "value": "'0'",
+        "fix": "send each sample once per batch",
+    }
+    answer = read_answer(422, None, json.dumps(problem).encode())
+
+    assert answer == Answer("rejected", 422, f"Malformed: {detail}", about="sample_ids")
+
+
+def test_what_a_receipt_reports_is_said_once_per_kind(caplog: pytest.LogCaptureFixture) -> None:
+    """Late samples (a run that was resumed) and ids that differ: accepted, but not as meant."""
+    receipt = {"step": 4, "samples": 32, "late": 30, "retokenized": 2, "joined": 0}
+
+    def reply(post: RecordedPost) -> Reply:
+        return 202, {}, json.dumps(receipt if post.path == "/v1/batches" else {}).encode()
+
+    with SinkServer(reply) as server, Probe(server.url) as probe:
+        for _ in range(3):
+            probe.train(step=4, logprobs=_logprobs())
+        assert probe.flush(20)
+        stats = probe.stats()
+
+    late, retokenized = (record.message for record in caplog.records)
+    assert "30 samples came for a step that is closed already (step 4)" in late
+    assert "probe.event('restart', step=...)" in late
+    assert "2 samples have other token ids" in retokenized
+    assert stats.shipped.batches == 3
+    assert stats.errors == {}
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"late":0}', b'{"late":"x"}', b'{"late":null}', b'{"a"'])
+def test_a_receipt_without_news_is_silent(body: bytes) -> None:
+    """Also one that was too long to be read to its end."""
+    assert read_answer(202, None, body) == Answer("accepted", 202)
 
 
 @pytest.mark.usefixtures("as_in_a_run")
