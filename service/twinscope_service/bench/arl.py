@@ -202,6 +202,49 @@ def likelihood_table(*, paths: int, seed: int, steps: int = 2_500) -> list[tuple
     return [(arl, round(float(grid[np.argmax(run_length >= arl)]), 2)) for arl in wanted]
 
 
+def delays(size: float, at: int, *, arl: float, paths: int, seed: int) -> tuple[float, float]:
+    """Mean delay to the first alarm, and to the first confirmed shift, in normal noise.
+
+    `size` in standard deviations, `at`: first shifted step. The step of the change counts 1.
+    Paths with an alarm before the change are left out; without one within 200 steps they count 200.
+    """
+    limit = np.array(limits(arl))
+    first, confirmed = [], []
+    for path in range(paths):
+        y, s2 = noise(NORMAL, at + 200, seed=seed * 1_000_003 + path)
+        y[at:] += size
+        bits = watcher()(y, s2, path + 1, limit, False)
+        if bits[:at].any():
+            continue
+        for found, wanted in ((first, ~0), (confirmed, SHIFT)):
+            hits = np.flatnonzero(bits[at:] & wanted)
+            found.append(int(hits[0]) + 1 if len(hits) else 200)
+    return float(np.mean(first)), float(np.mean(confirmed))
+
+
+SHIFT = kernels.UP | kernels.DOWN | kernels.CERTIFIED
+
+
+def lorden(size: float, arl: float) -> float:
+    """Lorden's asymptotic lower bound of the delay of any detector: ln ARL / (size^2 / 2)."""
+    return float(np.log(arl) / (0.5 * size * size))
+
+
+def print_delays(*, arl: float, paths: int) -> None:
+    """The table of delays."""
+    print(
+        "\n| shift | at step | first alarm | confirmed shift | Lorden's bound | confirmed / bound |"
+    )
+    print("|" + " --- |" * 6)
+    for size in (1.0, 1.75, 2.6, 7.5, 30.0):
+        for at in (60, 220):
+            first, sure = delays(size, at, arl=arl, paths=paths, seed=5)
+            bound = lorden(size, arl)
+            ratio = f"{sure / bound:.2f}" if bound > 4.0 else "–"
+            cells = f"{first:.1f} | {sure:.1f} | {bound:.1f} | {ratio}"
+            print(f"| {size:g}σ | {at} | {cells} |", flush=True)
+
+
 def run(*, steps: int, target: float) -> int:
     """Print the realised rates of every law: `twinscope bench arl`."""
     names = list(BITS)
@@ -213,4 +256,5 @@ def run(*, steps: int, target: float) -> int:
         cells = " | ".join(f"{found.by_detector[name]:.2f}" for name in names)
         row = f"| {found.law} | **{found.total:.2f}** | {cells} | {found.certified_alone:.2f} |"
         print(row, flush=True)
+    print_delays(arl=target, paths=400)
     return 0

@@ -51,7 +51,8 @@ def run(
     if public:
         lines += ["", *tcpd_table(public, scores)]
     if events:
-        lines += ["", *event_table(events, online)]
+        seen = {name: found for name, found in online.items() if "e0" in found}
+        lines += ["", *event_table(events, seen)]
     text = "\n".join(lines)
     print(text)
     if out is not None:
