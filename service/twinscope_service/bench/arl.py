@@ -209,7 +209,8 @@ def delays(size: float, at: int, *, arl: float, paths: int, seed: int) -> tuple[
     Paths with an alarm before the change are left out; without one within 200 steps they count 200.
     """
     limit = np.array(limits(arl))
-    first, confirmed = [], []
+    first: list[int] = []
+    confirmed: list[int] = []
     for path in range(paths):
         y, s2 = noise(NORMAL, at + 200, seed=seed * 1_000_003 + path)
         y[at:] += size
