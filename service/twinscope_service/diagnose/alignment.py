@@ -336,28 +336,50 @@ def mask_includes_non_response(view: View) -> Claim | None:
 
 
 def _filled_runs(view: View) -> Claim | None:
-    """Runs with one constant q whose p is far less likely than that of sampled tokens."""
+    """Runs with one constant q of tokens that the engine did not sample."""
     n = view.total("fill_q")
-    if n < 8 or view.total("fill_q_far") < 0.2 * n:
-        return None
-    inside = view.total("fill_q_p") / n
-    outside = (view.total("p") - view.total("fill_q_p")) / max(view.tokens - n, 1.0)
-    runs = view.total("fill_q_pair") / n
-    unlikely = inside / min(outside, -1e-6)
-    strength = min(runs / 0.5, unlikely / 1.5, 3.0)
+    strength = nobody_sampled(view)
     if strength < 1.0:
         return None
+    inside, outside = fill_surprise(view)
     return Claim(
         cause="mask_includes_non_response",
         kind="exact",
         strength=strength,
         evidence=(
-            f"{int(n)} tokens in runs carry a constant q while the trainer finds them "
-            f"{unlikely:.1f} times as surprising ({-inside:.1f} nats) as the sampled ones"
+            f"{int(n)} tokens in runs inside the samples carry a constant q; the trainer finds "
+            f"them {inside / max(outside, 1e-6):.1f} times as surprising ({inside:.1f} nats) as "
+            f"the sampled ones"
         ),
         estimate={"tokens": int(n), "share": round(n / view.tokens, 4)},
         k3_after=None,
     )
+
+
+def nobody_sampled(view: View) -> float:
+    """Strength of "these constant q mark tokens that were not sampled", 0 to 3.
+
+    Either the trainer finds them far less likely than sampled tokens, or they are long runs
+    inside the samples after which everything agrees again (a lost tail does not recover), more or
+    less likely than the rest. Sampled tokens whose value is missing are as likely as any.
+    """
+    n = view.total("fill_q")
+    if n < 8 or view.total("fill_q_far") < 0.05 * n:
+        return 0.0
+    inside, outside = fill_surprise(view)
+    runs = view.total("fill_q_pair") / n
+    unlikely = inside / max(outside, 1e-6)
+    clean_end = view.whole and _last_tokens_clean(view)
+    inside_run = clean_end and runs > 0.75 and not 0.88 < unlikely < 1.12
+    far_off = unlikely / (1.5 if clean_end else 3.0)
+    return min(runs / 0.5, max(far_off, 1.2 if inside_run else 0.0), 3.0)
+
+
+def fill_surprise(view: View) -> tuple[float, float]:
+    """Mean −p where q is a whole number, and elsewhere, nats."""
+    n = view.total("fill_q")
+    rest = max(view.tokens - n, 1.0)
+    return -view.total("fill_q_p") / max(n, 1.0), -(view.total("p") - view.total("fill_q_p")) / rest
 
 
 def _burst_runs(view: View) -> Claim | None:
@@ -385,9 +407,9 @@ def _burst_runs(view: View) -> Claim | None:
 
 
 def _last_tokens_clean(view: View) -> bool:
-    """The last 4 tokens of samples are no worse than ten times the typical |Δ| of quiet tokens."""
+    """The last 4 tokens of samples are much quieter than all tokens; False in a part: not known."""
     if not view.whole:
-        return True
+        return False
     n, d2 = view.profile("last", "n")[:4].sum(), view.profile("last", "d2")[:4].sum()
     return bool(n > 0 and d2 / n < 0.3 * view.mean("d2"))
 

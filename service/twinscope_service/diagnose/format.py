@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twinscope_service.diagnose.alignment import nobody_sampled
 from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.level import expected_floor
 from twinscope_service.diagnose.view import Mask, View
@@ -91,12 +92,12 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
     if spread > 1e-6 or (value == 0.0 and natural):
         return None
     outside = _other_mean(view, side, other, n)
-    nobody_sampled = inside < 1.5 * outside and view.total(f"fill_{side}_pair") > 0.5 * n
+    no_response = side == "q" and nobody_sampled(view) >= 1.0
     name = "rollout" if side == "q" else "train"
     return Claim(
         cause="missing_value_sentinel",
         kind="exact",
-        strength=0.6 if nobody_sampled or _at_edges(view) else min(1.0 + n / 10.0, 3.0),
+        strength=0.6 if no_response or _at_edges(view) else min(1.0 + n / 10.0, 3.0),
         evidence=(
             f"{int(n)} {name} log-probs are exactly {value:g} where the other side has "
             f"{inside:.2f} on average ({outside:.2f} elsewhere)"

@@ -144,9 +144,9 @@ def _by_context(claim: Claim) -> bool:
 
 def _explains_contrast(claim: Claim) -> bool:
     """Does the claim itself say why some samples are louder than others?"""
-    return claim.strength >= 1.0 and (
-        claim.touched is not None or TIER[claim.cause] in (5, 6) or claim.cause in ("token_shift",)
-    )
+    counted = claim.kind == "exact" and TIER[claim.cause] == 1  # sentinels, runs, copies
+    by_sample = claim.touched is not None or TIER[claim.cause] in (5, 6)
+    return claim.strength >= 1.0 and (by_sample or counted or claim.cause == "token_shift")
 
 
 def visible(found: Iterable[Claim]) -> list[Claim]:
