@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal, Protocol
 
 from twinscope.errors import WireError
@@ -19,6 +20,7 @@ Array = Any  # a tensor, an ndarray or a sequence: libraries that may not be ins
 DType = Literal["F32", "I32", "I64", "U8"]  # spelling of the wire declaration
 Pad = Literal["auto", "none", "left", "right", "both"]
 CODES: dict[str, Literal["f", "i", "q", "B"]] = {"F32": "f", "I32": "i", "I64": "q", "U8": "B"}
+NO_FLAG = "a mask holds 0 and 1"
 NUMPY_NAMES = {"F32": "float32", "I32": "int32", "I64": "int64", "U8": "uint8"}
 
 
@@ -38,7 +40,10 @@ class Dialect(Protocol):
         ...
 
     def write(self, parts: Sequence[Array], dtype: DType, out: memoryview, *, field: str) -> None:
-        """Concatenate, cast to `dtype` (U8: 1 where not zero) and copy into `out`."""
+        """Concatenate, cast to `dtype` (U8: 1 where not zero) and copy into `out`.
+
+        Raises WireError, or a ValueError, TypeError or OverflowError where a value does not fit.
+        """
         ...
 
 
@@ -73,6 +78,9 @@ class NumpyDialect:
         for found in {part.dtype for part in parts}:
             _check_kind(field, dtype, kind=found.kind, found=found)
         if dtype == "U8":
+            for part in parts:
+                if part.dtype.kind not in "iub" and ((part != 0) & (part != 1)).any():
+                    raise ValueError(NO_FLAG)
             parts = [part if part.dtype.kind == "b" else part != 0 for part in parts]
         target = numpy.frombuffer(out, NUMPY_NAMES[dtype])
         flat = [part if part.ndim == 1 else part.reshape(-1) for part in parts]
@@ -126,6 +134,9 @@ class TorchDialect:
                 torch.cat(flat, out=target)
                 return
             source = flat[0] if len(flat) == 1 else torch.cat(flat)
+            floats = dtype == "U8" and source.is_floating_point()
+            if floats and bool(((source != 0) & (source != 1)).any()):
+                raise ValueError(NO_FLAG)
             target.copy_((source != 0 if dtype == "U8" else source).to(wanted))
 
 
@@ -161,6 +172,8 @@ class ListDialect:
         numbers: array[Any] = array(CODES[dtype])
         for part in parts:
             if dtype == "U8":
+                if not all(map(is_flag, set(part))):
+                    raise ValueError(NO_FLAG)
                 numbers.extend(1 if value else 0 for value in part)
             elif dtype == "F32":
                 numbers.extend(float("nan") if value is None else value for value in part)
@@ -186,6 +199,11 @@ def recognise(value: Array, *, field: str) -> tuple[Dialect, Array]:
         return NUMPY, numpy.asarray(value)
     fix = "pass a tensor, an array or a list of numbers"
     raise WireError(field, type(value).__name__, fix)
+
+
+def is_flag(value: Any) -> bool:
+    """Whether a mask may hold it: integers are 0 or not 0; 0.5 of a token is not to be had."""
+    return isinstance(value, Integral) or bool(value in (0, 1))
 
 
 def dtype_name(value: Array) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from twinscope.arrays import Array, DType, Pad, dtype_name, recognise, write_parts
+from twinscope.culprit import blame
 from twinscope.errors import WireError
 from twinscope.fields import FIELDS_BY_SIDE
 from twinscope.items import Block
@@ -52,7 +53,7 @@ class Capture:
     def tokens(self, name: str, value: Array, *, field: str) -> None:
         """A per-token tensor."""
         parts = arrange(value, self._layout, field=field)
-        self.columns[name] = (self._copy(name, parts, self._layout.tokens, field),)
+        self.columns[name] = (self._copy(name, parts, self._layout, field),)
 
     def samples(self, name: str, value: Array, *, field: str) -> None:
         """A per-sample tensor; one number stands for all samples."""
@@ -71,7 +72,7 @@ class Capture:
         for temperature, value in logsumexp.items():
             field = f"logsumexp[{temperature}]"
             parts = arrange(value, self._layout, field=field)
-            views.append(self._copy("logsumexp_T", parts, self._layout.tokens, field))
+            views.append(self._copy("logsumexp_T", parts, self._layout, field))
         if views:
             self.columns["logsumexp_T"] = tuple(views)
             self.header["temperatures"] = [float(temperature) for temperature in logsumexp]
@@ -83,28 +84,35 @@ class Capture:
             fix = f"the call has {self._layout.samples} samples: pass one prompt for each"
             raise WireError("prompt_ids", f"{layout.samples} prompts", fix)
         parts = arrange(ids, layout, field="prompt_ids")
-        self.columns["prompt_ids"] = (self._copy("prompt_ids", parts, layout.tokens, "prompt_ids"),)
+        self.columns["prompt_ids"] = (self._copy("prompt_ids", parts, layout, "prompt_ids"),)
         self.columns["prompt_offsets"] = (layout.offsets().cast("B"),)
         return layout
 
-    def _copy(self, name: str, parts: Sequence[Array], count: int, field: str) -> memoryview:
+    def _copy(
+        self, name: str, parts: Sequence[Array], shape: Layout | int, field: str
+    ) -> memoryview:
+        """One tensor: the tokens of a layout, or that many values, one per sample."""
         dtype = cast("DType", TENSOR_BY_NAME[name].dtype)
+        count = shape if isinstance(shape, int) else shape.tokens
+        lengths = None if isinstance(shape, int) else shape.lengths
         slab = self._pool.take(count * ITEM_BYTES[dtype])
         view = slab.view(count * ITEM_BYTES[dtype])
         if count:
-            _write(parts, dtype, view, field)
+            _write(parts, dtype, view, field, lengths)
         self._slabs.append(slab)
         return view
 
 
-def _write(parts: Sequence[Array], dtype: DType, view: memoryview, field: str) -> None:
+def _write(
+    parts: Sequence[Array], dtype: DType, view: memoryview, field: str, lengths: list[int] | None
+) -> None:
     """Copy; what the array library or Python itself refuses is bad input, with a name."""
     try:
         write_parts(parts, dtype, view, field=field)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, WireError):
             raise
-        raise WireError(field, str(error), f"pass numbers that fit {dtype}") from error
+        raise blame(parts, dtype, field=field, lengths=lengths, why=str(error)) from error
 
 
 def capture_side(

@@ -11,6 +11,7 @@ import torch
 from numpy.testing import assert_array_equal
 
 from twinscope import Probe
+from twinscope.errors import WireError
 from twinscope.testing import InMemorySink
 from twinscope.wire.batch import Batch
 
@@ -219,8 +220,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "other side's": ("rollout", {**ONE, "entropy": [[1.0]]}, "entropy: got 'an unknown"),
     "lengths": ("rollout", {**ONE, "token_ids": [[1, 2]]}, "sample 0 has 1 tokens"),
     "float ids": ("rollout", {**ONE, "token_ids": [np.zeros(1)]}, "pass integers"),
-    "large ids": ("rollout", {**ONE, "token_ids": [[1 << 40]]}, "fit I32"),
-    "text": ("rollout", {"logprobs": [["-1.0"]]}, "logprobs: got"),
+    "large ids": ("rollout", {**ONE, "token_ids": [[1 << 40]]}, "pass integers from -2147483648"),
+    "text": ("rollout", {"logprobs": [["-1.0"]]}, "logprobs[0][0]: got '-1.0'; pass numbers"),
     "ids missing": ("rollout", {**TWO, "sample_ids": ["a"]}, "pass 2"),
     "one value short": ("rollout", {**TWO, "version": [1]}, "pass 2 values"),
     "prompts": ("rollout", {**ONE, "prompt_ids": [[1], [2]]}, "pass one prompt for each"),
@@ -244,6 +245,51 @@ def test_bad_arguments_are_named_and_counted(case: tuple[str, dict[str, Any], st
     assert stats.dropped["invalid"].batches == 1
     assert words in (stats.last_error or "")
     assert stats.balanced
+
+
+PADDED = {"logprobs": -np.ones((2, 3))}
+MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+    "id in a ragged list": ({"token_ids": [[1, 2], [3, 1 << 40, 5]]},
+                            "token_ids[1][1]: got 1099511627776; pass integers from -2147483648"),
+    "id in a padded list": ({**PADDED, "mask": [[1, 1, 0], [1, 1, 1]],
+                             "token_ids": [[1, 2, 0], [3, 4, None]]},
+                            "token_ids[1][2]: got None; pass integers"),
+    "flat ids": ({"token_ids": [1, 2, 3, 4, 0.5]}, "token_ids[1][2]: got 0.5; pass integers"),
+    "half of a token": ({**PADDED, "mask": np.float32([[1, 1, 0], [1, 0.5, 0.5]])},
+                        "mask[1][1]: got 0.5; pass True and False, or 0 and 1"),
+    "NaN in a mask": ({"mask": torch.tensor([1, 1, 1, np.nan, 1], dtype=torch.bfloat16)},
+                      "mask[1][1]: got nan; pass True"),
+    "mask in lists": ({"mask": [[1, True], [1.0, 0.0, 0.25]]}, "mask[1][2]: got 0.25; pass True"),
+    "words": ({"mask": [[1, 1], ["no", 1, 1]]}, "mask[1][0]: got 'no'; pass True"),
+    "per sample": ({"reward": [0.5, "high"]}, "reward[1]: got 'high'; pass numbers"),
+    "prompts": ({"prompt_ids": [[1], [2, "x"]]}, "prompt_ids[1][1]: got 'x'; pass integers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISFITS.values(), ids=MISFITS)
+def test_a_value_that_does_not_fit_is_named_with_its_sample(
+    case: tuple[dict[str, Any], str],
+) -> None:
+    """Sample, token, value and fix: never the words of a Python exception."""
+    fields, words = case
+    with pytest.raises(WireError) as caught:
+        _send("train", step=1, **{"logprobs": [[-1.0, -2.0], [-3.0, -4.0, -5.0]], **fields})
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [[[1.0, 0], [True, 0.0, np.int64(7)]], np.float64([1, 0, 1, 0, 1]), torch.ones(5).half(),
+     np.int8([1, 0, 2, 0, -1]), torch.tensor([True, False, True, False, True])],
+    ids=["lists", "float64", "float16", "int8", "bool"],
+)  # fmt: skip
+def test_masks_of_any_type_are_fine_as_long_as_they_say_yes_or_no(mask: Any) -> None:
+    """Integers: 0 or not 0. Floats: 0 or 1."""
+    batch = _send("train", step=1, logprobs=[[-1.0, -2.0], [-3.0, -4.0, -5.0]], mask=mask)
+
+    assert set(batch.tensors["mask"].tolist()) <= {0, 1}
+    assert batch.tensors["mask"][[0, 2, 4]].tolist() == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("as_in_a_run")

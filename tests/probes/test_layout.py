@@ -169,7 +169,7 @@ def test_a_missing_log_prob_in_a_list_becomes_nan_not_zero() -> None:
     assert flat[1] != flat[1]
 
 
-@pytest.mark.parametrize("mask", [[[2, 0, -1]], [[True, False, True]], [[0.5, 0.0, 1.0]]])
+@pytest.mark.parametrize("mask", [[[2, 0, -1]], [[True, False, True]], [[1.0, 0.0, 1.0]]])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mask_is_one_where_it_is_not_zero(mask: list[list[float]], form: str) -> None:
     """Booleans, integers and floats."""
