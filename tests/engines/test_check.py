@@ -1,0 +1,51 @@
+"""`twinscope check` against a real vLLM server, as a user runs it before a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugged_server import PluggedServer, plugged_server
+from service_process import ROOT, service_python
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PluggedServer]:
+    """vLLM with its defaults: raw log-probs."""
+    with plugged_server(tiny_llama, tmp_path_factory.mktemp("server"), environment={}) as running:
+        yield running
+
+
+def _check(server: PluggedServer, model: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    command = [service_python(), "-m", "twinscope_service", "check", "--rollout", server.url]
+    command += ["--model", str(model), "--logprobs-mode", "raw_logprobs", "--json"]
+    command += ["--copies", "3", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=800, check=False
+    )
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout)
+
+
+def _verdicts(report: dict[str, Any]) -> dict[str, str]:
+    return {cell["cell"]: cell["verdict"] for cell in report["cells"]}
+
+
+def test_equal_sides_pass_and_a_tempered_trainer_is_told_apart_from_other_weights(
+    server: PluggedServer, tiny_llama: Path
+) -> None:
+    """Raw log-probs at T=1 agree; at T=0.8 they are not what the trainer restores."""
+    status, equal = _check(server, tiny_llama)
+    tempered_status, tempered = _check(server, tiny_llama, "--temperature", "0.8")
+
+    assert set(_verdicts(equal).values()) == {"ok"}
+    assert status == 0
+    assert tempered_status == 1
+    assert _verdicts(tempered)["sampled"] == "inconsistent"
+    assert _verdicts(tempered)["prefill"] == _verdicts(tempered)["greedy"] == "ok"
+    assert any("the weights are the same" in text for text in tempered["reading"])
