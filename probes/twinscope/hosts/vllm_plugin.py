@@ -22,7 +22,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -111,9 +111,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Finished:
-    """One sample, copied out of vLLM, still in vLLM's layout; reads as a RequestOutput."""
+    """One sample, still in vLLM's lists and layout; reads as a RequestOutput."""
 
     request: Request
+    size: int  # response tokens at the end; the lists below may be longer by now
     token_ids: list[int]
     logprobs: Any
     prompt_token_ids: list[int] | None
@@ -130,7 +131,7 @@ class Finished:
     @property
     def tokens(self) -> int:
         """Response tokens."""
-        return len(self.token_ids)
+        return self.size
 
     @property
     def kind(self) -> Hashable:
@@ -232,13 +233,13 @@ class Tap:
         return True
 
     def _finish(self, state: Any, request: Request, reason: str) -> None:
-        """A request is over: copy it out if it can be used, count it in any case."""
+        """A request is over: hand it over if it can be used, count it in any case."""
         if self._collector is None:
             return
         logprobs = state.logprobs_processor.logprobs if state.logprobs_processor else None
         word = _skip_because(state, logprobs, reason)
         if word is None:
-            self._collector.add(_copy_out(state, request, logprobs, reason))
+            self._collector.add(_hand_over(state, request, logprobs, reason))
         self.seen[word or "captured"] += 1
         if self.seen["no_logprobs"] == SILENT_AFTER and not self.seen["captured"]:
             self._attachment.probe().event("host_no_logprobs", host="vllm", **self.seen)
@@ -285,7 +286,7 @@ def fingerprint_of(engine: Any) -> dict[str, Any]:
 
 def _read(samples: Sequence[Finished], params: Any) -> dict[str, Any]:
     """Arguments of `Probe.rollout`, as arrays where numpy is loaded: cheaper to copy."""
-    found = read_request_outputs(samples, sampling=params)
+    found = read_request_outputs([_cut(sample) for sample in samples], sampling=params)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         for name, dtype in COLUMNS.items():
@@ -305,25 +306,33 @@ def _skip_because(state: Any, logprobs: Any, reason: str) -> str | None:
     return None if len(logprobs) else "empty"
 
 
-def _copy_out(state: Any, request: Request, logprobs: Any, reason: str) -> Finished:
-    """Shallow copies: the caller owns the same lists and may change them."""
-    starts = getattr(logprobs, "start_indices", None)
-    kept = (
-        list(logprobs)
-        if starts is None
-        else SimpleNamespace(start_indices=list(starts), logprobs=list(logprobs.logprobs))
-    )
+def _hand_over(state: Any, request: Request, logprobs: Any, reason: str) -> Finished:
+    """What vLLM will not touch any more, by reference: the cost does not grow with the sample."""
+    ids = state.detokenizer.output_token_ids
     spans = getattr(state, "weight_version_starts", ())
     return Finished(
         request=request,
-        token_ids=list(state.detokenizer.output_token_ids),
-        logprobs=kept,
+        size=len(ids),
+        token_ids=ids,
+        logprobs=logprobs,
         prompt_token_ids=state.prompt_token_ids,
         num_cached_tokens=state.num_cached_tokens,
         weight_versions=[SimpleNamespace(version=str(v), start=first) for v, first in spans],
         finish_reason=reason,
         lora=getattr(state, "lora_name", None) or "",
     )
+
+
+def _cut(sample: Finished) -> Finished:
+    """Without what the caller, who owns the same lists, may have appended since."""
+    size, logprobs = sample.size, sample.logprobs
+    starts = getattr(logprobs, "start_indices", None)
+    if starts is None:
+        logprobs = logprobs[:size]
+    elif len(starts) > size:
+        end = starts[size]
+        logprobs = SimpleNamespace(start_indices=starts[:size], logprobs=logprobs.logprobs[:end])
+    return replace(sample, token_ids=sample.token_ids[:size], logprobs=logprobs)
 
 
 def _remember(processor: Any, request: Any, *, hidden: bool) -> None:

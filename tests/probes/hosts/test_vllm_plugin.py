@@ -182,6 +182,28 @@ def test_finished_samples_of_one_kind_share_a_batch(plugged: Any) -> None:
     assert running.tap.seen == {"captured": 3}
 
 
+def test_caller_may_go_on_with_lists_that_it_owns_too(plugged: Any) -> None:
+    """What is appended after the end stays out; a shortened list is lost and counted."""
+    running = plugged()
+    ids, flat, rows = [5, 6], Flat([-1.0, -2.0]), [{7: SimpleNamespace(logprob=-3.0)}]
+    short = [8, 9]
+    running.tap._guard.raise_errors = running.probe._guard.raise_errors = False
+    running.finish(_request("a", ids, flat))
+    ids.append(9)
+    flat.logprobs.append(-9.0)
+    flat.start_indices.append(2)
+    running.finish(_request("b", [7], rows), "length")
+    rows.append({1: SimpleNamespace(logprob=-9.0)})
+    (batch,) = running.arrived()
+    running.finish(_request("c", short, Flat([-1.0, -2.0])))
+    short.pop()
+
+    assert batch.tensors["token_ids"].tolist() == [5, 6, 7]
+    assert batch.tensors["rollout_logprobs"].tolist() == [-1, -2, -3]
+    assert len(running.arrived()) == 1
+    assert running.probe.stats().dropped["invalid"].batches == 1
+
+
 def test_what_cannot_be_used_is_counted_by_reason(plugged: Any) -> None:
     """Aborted, without log-probs, empty: nothing arrives, the counts say why."""
     running = plugged()
