@@ -63,6 +63,8 @@ def test_what_is_catalogued_is_exported(scraped: tuple[Any, dict[str, Any]]) -> 
         "twinscope_join_evicted_samples_total",  # nothing given up
         "twinscope_notifications_total",  # nobody to tell
         "twinscope_notifications_pending",
+        "twinscope_engine_info",  # the cpu engine runs on no device
+        "twinscope_engine_fallback_total",
     }
 
 
