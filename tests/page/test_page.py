@@ -129,8 +129,8 @@ def test_a_run_with_a_reference_gets_advice(visit: Visit, service: ServiceProces
     """The advice of the API on the run; the same ruler by length on its steps."""
     visit.open("#/runs/reference")
     advice = service.get("/v1/runs/reference/timeline")["kl_advice"]
-    assert advice["kind"] == "beta_small"
-    assert advice["text"] in visit.page.locator("[data-advice=beta_small]").inner_text()
+    assert advice["kind"] == "ratio_rising"  # the KL grows with the square of the step
+    assert advice["text"] in visit.page.locator("[data-advice=ratio_rising]").inner_text()
 
     visit.open("#/runs/reference/steps/35")
     table = visit.page.locator("[aria-label='By length of the sample'] tbody tr")
@@ -151,6 +151,30 @@ def test_five_thousand_steps_are_thinned_and_zoom_to_the_exact_ones(visit: Visit
         "() => document.querySelector('.plot').data.find(t => t.name === 'rollout_train_kl').x"
     )
     assert set(range(ONSET - 20, ONSET + 21)) <= set(line)
+
+
+def test_a_sample_of_32000_tokens_is_windowed(visit: Visit) -> None:
+    """Only what is near the window is in the document; the end is one key away."""
+    page = visit.open("#/health")
+    page.evaluate(
+        """async () => {
+            const { tokenMap } = await import("/tokens.js");
+            const q = Array.from({ length: 32000 }, (_, i) => -1 - (i % 7) / 8);
+            const sample = { sample_id: "long", chosen: "worst", first_token: 0, tokens: 32000,
+                             rollout_logprobs: q, train_logprobs: q.map((x) => x - 0.1),
+                             token_ids: q.map((_, i) => i) };
+            document.getElementById("view").replaceChildren(await tokenMap({ samples: [sample] }));
+        }"""
+    )
+    page.wait_for_selector(".tokens [data-i='0']")
+    assert page.locator(".tokens [data-i]").count() < 4000
+    page.locator(".tokens").focus()
+    page.locator(".tokens").press("End")
+    page.wait_for_selector(".tokens [data-i='31999'].current")
+
+    assert page.locator(".tokens [data-i]").count() < 4000
+    assert page.locator(".token-said").inner_text().startswith("token 31999 ")
+    assert visit.complaints == []
 
 
 def test_keys_walk_through_steps(visit: Visit) -> None:
