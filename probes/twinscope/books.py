@@ -26,6 +26,12 @@ DROP_REASONS: dict[str, str] = {
     "internal_error": "an error in the probe itself; the log has the traceback",
 }
 
+# What was turned down at the call, of any kind; beside the books, which count what a call captures.
+REFUSE_REASONS: dict[str, str] = {
+    "invalid": "calls whose arguments could not be used; the log names the field and the fix",
+    "not_finite": "scalars that were NaN or infinite; an event names them",
+}
+
 
 @dataclass(frozen=True)
 class Count:
@@ -76,6 +82,7 @@ class ProbeStats:
     calls: int = 0
     host_seconds: float = 0.0  # spent inside the host's calls, all threads together
     retries: int = 0  # posts that were tried again
+    refused: dict[str, int] = field(default_factory=dict)  # by REFUSE_REASONS
     errors: dict[str, int] = field(default_factory=dict)  # by kind (`train: token_ids`): guard.py
     last_error: str | None = None  # None: nothing has gone wrong
     config_problems: tuple[str, ...] = ()  # environment variables that could not be used

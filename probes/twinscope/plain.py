@@ -59,7 +59,7 @@ def finite_scalars(values: Mapping[str, Any]) -> tuple[dict[str, float], list[st
     strange: list[str] = []
     for name, value in values.items():
         try:
-            number = float(value)
+            number = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError) as error:
             raise WireError(f"scalar {name!r}", value, "pass a number") from error
         if math.isfinite(number):

@@ -44,12 +44,23 @@ POOL_SHARE = 8  # free warm memory is at most an eighth of the buffer
 
 
 class Meter:
-    """Calls and the seconds they took, from all of the host's threads."""
+    """Calls, the seconds they took and what they refused, from all of the host's threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.calls = 0
         self.seconds = 0.0
+        self._refused: dict[str, int] = {}
+
+    def refuse(self, reason: str, count: int = 1) -> None:
+        """Something was turned down; `reason`: one of books.REFUSE_REASONS."""
+        with self._lock:
+            self._refused[reason] = self._refused.get(reason, 0) + count
+
+    def refused(self) -> dict[str, int]:
+        """How much was turned down, by reason."""
+        with self._lock:
+            return dict(self._refused)
 
     def add(self, seconds: float) -> None:
         """One call."""
@@ -69,6 +80,13 @@ def guarded(
     def decorate(
         method: Callable[Concatenate[Probe, P], R],
     ) -> Callable[Concatenate[Probe, P], R]:
+        def attempt(self: Probe, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return method(self, *args, **kwargs)
+            except (WireError, TypeError):  # a TypeError: positional, or not an argument at all
+                self._meter.refuse("invalid")
+                raise
+
         @functools.wraps(method)
         def call(self: Probe, /, *args: P.args, **kwargs: P.kwargs) -> R:
             if not self.enabled:
@@ -76,7 +94,7 @@ def guarded(
             start = self._clock.monotonic()
             try:
                 return self._guard.run(
-                    method.__name__, neutral, lambda: method(self, *args, **kwargs)
+                    method.__name__, neutral, lambda: attempt(self, *args, **kwargs)
                 )
             finally:
                 if timed:
@@ -285,18 +303,19 @@ class Probe:
     ) -> bool:
         """Numbers of a step: reward, baseline_reward, grad_norm, entropy, lr, kl_coef ...
 
-        Values that are not finite cannot be sent as numbers: an event `scalar_not_finite` names
-        them.
+        Values that are not finite cannot be sent as numbers: they are refused, and an event
+        `scalar_not_finite` names them.
         """
         finite, strange = finite_scalars({**(values or {}), **named})
         at = read_step(step)
         taken = True
         if strange:
-            taken = self._send_event("scalar_not_finite", at, {"names": strange})
+            self._meter.refuse("not_finite", len(strange))
+            self._send_event("scalar_not_finite", at, {"names": strange})
         if finite:
             fields = {"run": self._settings.run, "step": at, "values": finite}
-            taken = self._submit(message("/v1/scalars", fields)) and taken
-        return taken
+            taken = self._submit(message("/v1/scalars", fields))
+        return taken and not strange
 
     @guarded(neutral=False)
     def event(self, /, kind: str, *, step: int | None = None, **fields: Any) -> bool:
@@ -382,6 +401,7 @@ class Probe:
                 spool_bytes=shipper.spool_bytes(),
                 calls=self._meter.calls,
                 host_seconds=self._meter.seconds,
+                refused=self._meter.refused(),
                 retries=shipper.retries,
                 errors=self._guard.counts(),
                 last_error=self._guard.last_error,
