@@ -139,6 +139,7 @@ def capture_side(
     )
     capture = Capture(pool, layout)
     capture.header.update(run=run, side=side, part=dict(part), **_step(side, step))
+    _check_joinable(side, given, layout)
     for name, value in logprobs.items():
         capture.tokens(name, value, field=name if side == "paired" else "logprobs")
     _add_tensors(capture, side, given)
@@ -156,6 +157,14 @@ def _check_names(side: str, given: Mapping[str, Any]) -> None:
             near = difflib.get_close_matches(name, known, n=1)
             fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
             raise WireError(name, "an unknown argument", fix)
+
+
+def _check_joinable(side: str, given: Mapping[str, Any], layout: Layout) -> None:
+    """One side alone must say which samples it has, or the service could never join them."""
+    named = "token_ids" in given or "sample_ids" in given
+    if side != "paired" and layout.samples and not named:
+        fix = "pass token_ids or sample_ids on both sides: without them the sides cannot be joined"
+        raise WireError("token_ids", None, fix)
 
 
 def _wants_digest(given: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ import torch
 from numpy.testing import assert_array_equal
 
 from twinscope import Probe
+from twinscope.books import REFUSE_REASONS
 from twinscope.errors import WireError
 from twinscope.testing import InMemorySink
 from twinscope.wire.batch import Batch
@@ -103,6 +104,7 @@ def test_left_padded_prompts_tell_how_much_was_padded() -> None:
         logprobs=[[-1.0], [-2.0]],
         prompt_ids=ids,
         prompt_mask=ids != 0,
+        sample_ids=["a", "b"],
     )
 
     assert_array_equal(batch.tensors["prompt_ids"], [8, 9, 4, 5, 6, 7])
@@ -119,6 +121,7 @@ def test_temperatures_become_one_tensor() -> None:
         logprobs=-base,
         mask=torch.tensor([[1, 1], [0, 1]]),
         logsumexp={0.5: base * 2, 1.0: base},
+        sample_ids=["a", "b"],
     )
 
     assert batch.temperatures == (0.5, 1.0)
@@ -157,7 +160,7 @@ def test_the_reference_side_travels_alone() -> None:
 def test_what_was_bf16_before_the_cast_is_remembered() -> None:
     """A coarse source is a finding of its own, and after the cast nobody could see it."""
     source = torch.tensor([[-0.123456789]], dtype=torch.bfloat16)
-    batch = _send("rollout", logprobs=source)
+    batch = _send("rollout", logprobs=source, sample_ids="a")
 
     assert batch.rollout == {"logprob_dtype": "bfloat16"}
     assert batch.tensors["rollout_logprobs"][0] == source.float().item()
@@ -169,7 +172,7 @@ def test_later_changes_by_the_host_do_not_matter() -> None:
     probe = Probe(sink=sink)
     logprobs, tensor = np.float32([-1.0, -2.0]), torch.tensor([-1.0, -2.0])
     prints = {"options": {"tp": 2}}
-    probe.rollout(logprobs=logprobs, fingerprint=prints)
+    probe.rollout(logprobs=logprobs, sample_ids="a", fingerprint=prints)
     probe.rollout(logprobs=[tensor], sample_ids=["x"])
     logprobs[:], prints["options"]["tp"] = 0.0, 4
     tensor.zero_()
@@ -186,7 +189,8 @@ def test_memory_used_again_does_not_change_what_still_waits() -> None:
     sink = InMemorySink()
     probe = Probe(sink=sink, post_bytes=200_000)
     for step in range(12):
-        assert probe.train(step=step, logprobs=np.full((4, 30_000), -float(step), np.float32))
+        logprobs = np.full((4, 30_000), -float(step), np.float32)
+        assert probe.train(step=step, logprobs=logprobs, sample_ids=range(4))
         if step % 4 == 3:
             assert probe.flush(20)
     probe.close()
@@ -208,8 +212,8 @@ def test_an_empty_batch_is_nothing_to_lose() -> None:
     assert probe.stats().balanced
 
 
-ONE: dict[str, Any] = {"logprobs": [[-1.0]]}
-TWO: dict[str, Any] = {"logprobs": [[-1.0], [-2.0]]}
+ONE: dict[str, Any] = {"logprobs": [[-1.0]], "sample_ids": "a"}
+TWO: dict[str, Any] = {"logprobs": [[-1.0], [-2.0]], "sample_ids": ["a", "b"]}
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "no log-probs": ("train", {"step": 1}, "train_logprobs: got None; pass the log-probs"),
     "no step": ("train", ONE, "step: got None; pass an integer"),
@@ -221,15 +225,19 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "lengths": ("rollout", {**ONE, "token_ids": [[1, 2]]}, "sample 0 has 1 tokens"),
     "float ids": ("rollout", {**ONE, "token_ids": [np.zeros(1)]}, "pass integers"),
     "large ids": ("rollout", {**ONE, "token_ids": [[1 << 40]]}, "pass integers from -2147483648"),
-    "text": ("rollout", {"logprobs": [["-1.0"]]}, "logprobs[0][0]: got '-1.0'; pass numbers"),
+    "text": ("rollout", {**ONE, "logprobs": [["-1.0"]]}, "logprobs[0][0]: got '-1.0'; pass num"),
     "ids missing": ("rollout", {**TWO, "sample_ids": ["a"]}, "pass 2"),
     "one value short": ("rollout", {**TWO, "version": [1]}, "pass 2 values"),
     "prompts": ("rollout", {**ONE, "prompt_ids": [[1], [2]]}, "pass one prompt for each"),
     "sampling": ("rollout", {**ONE, "sampling": 0.7}, "sampling: got 'float'; pass a dict"),
     "ids form": ("rollout", {**ONE, "ids": "none"}, "ids: got 'none'; use full or digest"),
-    "complex": ("rollout", {"logprobs": [torch.zeros(1, dtype=torch.cfloat)]}, "real numbers"),
-    "strings": ("rollout", {"logprobs": [np.array(["x"])]}, "real numbers"),
-}
+    "complex": ("rollout", {**ONE, "logprobs": [torch.zeros(1).cfloat()]}, "real numbers"),
+    "strings": ("rollout", {**ONE, "logprobs": [np.array(["x"])]}, "real numbers"),
+    "no ids": ("rollout", {"logprobs": [[-1.0]]}, "token_ids: got None; pass token_ids or sample_"),
+    "prompts only": ("train", {"step": 1, "logprobs": [[-1.0]], "prompt_ids": [[1]]},
+                     "pass token_ids or sample_ids on both sides"),
+    "no ids, ref": ("ref", {"logprobs": [[-1.0]]}, "cannot be joined"),
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("as_in_a_run")
@@ -243,11 +251,13 @@ def test_bad_arguments_are_named_and_counted(case: tuple[str, dict[str, Any], st
     probe.close()
     stats = probe.stats()
     assert stats.dropped["invalid"].batches == 1
+    assert stats.refused == {"invalid": 1}
     assert words in (stats.last_error or "")
     assert stats.balanced
 
 
 PADDED = {"logprobs": -np.ones((2, 3))}
+RAGGED = {"logprobs": [[-1.0, -2.0], [-3.0, -4.0, -5.0]], "sample_ids": ["a", "b"]}
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "id in a ragged list": ({"token_ids": [[1, 2], [3, 1 << 40, 5]]},
                             "token_ids[1][1]: got 1099511627776; pass integers from -2147483648"),
@@ -273,7 +283,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_sample(
     """Sample, token, value and fix: never the words of a Python exception."""
     fields, words = case
     with pytest.raises(WireError) as caught:
-        _send("train", step=1, **{"logprobs": [[-1.0, -2.0], [-3.0, -4.0, -5.0]], **fields})
+        _send("train", step=1, **{**RAGGED, **fields})
 
     assert words in str(caught.value)
 
@@ -286,7 +296,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_sample(
 )  # fmt: skip
 def test_masks_of_any_type_are_fine_as_long_as_they_say_yes_or_no(mask: Any) -> None:
     """Integers: 0 or not 0. Floats: 0 or 1."""
-    batch = _send("train", step=1, logprobs=[[-1.0, -2.0], [-3.0, -4.0, -5.0]], mask=mask)
+    batch = _send("train", step=1, **RAGGED, mask=mask)
 
     assert set(batch.tensors["mask"].tolist()) <= {0, 1}
     assert batch.tensors["mask"][[0, 2, 4]].tolist() == [1, 1, 1]
@@ -298,15 +308,19 @@ def test_scalars_and_events_are_checked_like_the_rest() -> None:
     sink = InMemorySink()
     probe = Probe(sink=sink, run="r")
 
-    assert probe.scalar(step=3, reward=torch.tensor(0.5), grad_norm=float("nan"))
+    assert not probe.scalar(step=3, reward=torch.tensor(0.5), grad_norm=float("nan"))
     assert probe.scalar(step=3, values={"lr": np.float32(0.25)})
     assert probe.event("weight_sync", step=3, version=9, layers=["a"])
     assert probe.close_step(3)
     assert not probe.scalar(step=3, reward="high")
     assert not probe.event("Weight Sync")
     assert not probe.close_step(-1)
+    assert not probe.close_step()  # type: ignore[call-arg]
     probe.close()
 
+    assert probe.stats().refused == {"not_finite": 1, "invalid": 4}
+    assert set(probe.stats().refused) == set(REFUSE_REASONS)
+    assert probe.stats().balanced
     assert sink.messages("/v1/scalars") == [
         {"run": "r", "step": 3, "values": {"reward": 0.5}},
         {"run": "r", "step": 3, "values": {"lr": 0.25}},
@@ -314,3 +328,17 @@ def test_scalars_and_events_are_checked_like_the_rest() -> None:
     assert sink.events("scalar_not_finite")[0]["fields"] == {"names": ["grad_norm"]}
     assert sink.events("weight_sync")[0]["fields"] == {"version": 9, "layers": ["a"]}
     assert [post.path for post in sink.posts].count("/v1/runs/r/steps/3/close") == 1
+
+
+def test_a_loss_that_requires_grad_is_read_without_a_warning() -> None:
+    """Warnings are errors here; in the host they would be noise on every step."""
+    sink = InMemorySink()
+    with Probe(sink=sink) as probe:
+        assert probe.scalar(step=1, loss=torch.tensor(0.5, requires_grad=True))
+
+    assert sink.messages("/v1/scalars")[0]["values"] == {"loss": 0.5}
+
+
+def test_a_pair_needs_no_ids() -> None:
+    """Nothing is left to join."""
+    assert _send("pair", step=1, rollout_logprobs=[[-1.0]], train_logprobs=[[-1.5]]).samples == 1

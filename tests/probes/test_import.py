@@ -38,7 +38,7 @@ def test_a_working_probe_needs_the_standard_library_only() -> None:
     use = (
         "from twinscope.testing import InMemorySink; sink = InMemorySink(); "
         "p = twinscope.Probe(sink=sink, raise_errors=True); "
-        "p.train(step=1, logprobs=[[-1.0]]); assert p.flush(10); "
+        "p.train(step=1, logprobs=[[-1.0]], sample_ids='a'); assert p.flush(10); "
         "assert len(sink.posts) == 2"
     )
 

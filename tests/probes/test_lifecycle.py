@@ -55,7 +55,7 @@ def test_closing_twice_and_calling_afterwards_is_harmless() -> None:
     probe.close()
     probe.close()
 
-    assert probe.train(step=1, logprobs=[[-1.0]]) is False
+    assert probe.train(step=1, logprobs=[[-1.0]], sample_ids="a") is False
     assert probe.flush(1.0) is True
     assert probe.stats().dropped["closed"].batches == 1
     assert probe.stats().balanced
@@ -65,7 +65,7 @@ def test_closing_while_a_post_is_on_its_way_keeps_its_limit() -> None:
     """The books are final when close returns, although the answer is still awaited."""
     with faulty_service(never_answer) as url:
         probe = Probe(url, timeout_s=LIMIT_S)
-        probe.train(step=1, logprobs=[[-1.0]])
+        probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
         probe.close(timeout=0.1)
         stats = probe.stats()
 
@@ -78,7 +78,7 @@ def test_a_probe_that_becomes_garbage_still_delivers_and_its_thread_ends() -> No
     """Nobody waits, nothing is lost, nothing leaks."""
     sink = InMemorySink()
     probe = Probe(sink=sink)
-    probe.train(step=1, logprobs=[[-1.0]])
+    probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
     thread = probe._shipper._thread
     gone = weakref.ref(probe)
     del probe
@@ -94,7 +94,7 @@ def test_a_probe_that_becomes_garbage_still_delivers_and_its_thread_ends() -> No
 def test_garbage_in_front_of_a_dead_service_ends_too() -> None:
     """After exit_timeout_s the thread gives up: a probe per episode must not pile up threads."""
     probe = Probe(f"http://127.0.0.1:{free_port()}", exit_timeout_s=0.2)
-    probe.train(step=1, logprobs=[[-1.0]])
+    probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
     thread = probe._shipper._thread
     del probe
     gc.collect()
@@ -115,7 +115,7 @@ def test_a_dead_thread_is_replaced_with_the_next_item(monkeypatch: pytest.Monkey
     probe.close()
     other = Probe(sink=sink)
     monkeypatch.setattr(other._shipper, "_thread", dead)
-    other.train(step=1, logprobs=[[-1.0]])
+    other.train(step=1, logprobs=[[-1.0]], sample_ids="a")
 
     assert other.flush(10)
     other.close()
@@ -155,7 +155,7 @@ def test_forking_in_the_middle_of_sending_deadlocks_nobody() -> None:
 
         def capture() -> None:
             while not stop.is_set():
-                probe.train(step=1, logprobs=[[-1.0] * 100])
+                probe.train(step=1, logprobs=[[-1.0] * 100], token_ids=[[7] * 100])
                 stop.wait(0.0005)
 
         threads = [threading.Thread(target=capture) for _ in range(4)]
@@ -188,7 +188,7 @@ def test_a_child_that_never_uses_the_probe_is_not_slowed_down() -> None:
         import os, sys
         from twinscope import Probe
         probe = Probe(sys.argv[1])
-        probe.train(step=1, logprobs=[[-1.0]])
+        probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
         pid = os.fork()
         if pid == 0:
             sys.exit(0)
@@ -262,7 +262,7 @@ def test_pending_data_leave_before_the_interpreter_does() -> None:
         from twinscope import Probe
         probe = Probe(sys.argv[1])
         for step in range(50):
-            probe.train(step=step, logprobs=[[-1.0] * 1000])
+            probe.train(step=step, logprobs=[[-1.0] * 1000], sample_ids="a")
     """
     with SinkServer() as server:
         done = _python(code, server.url)
@@ -279,7 +279,7 @@ def test_exit_waits_for_a_hanging_service_only_so_long(ending: str) -> None:
         import sys, time
         from twinscope import Probe
         probe = Probe(sys.argv[1], exit_timeout_s=0.3, timeout_s=600)
-        probe.train(step=1, logprobs=[[-1.0]])
+        probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
         {ending}
     """
     with faulty_service(never_answer) as url:
@@ -304,7 +304,7 @@ def test_a_process_may_end_as_brutally_as_it_likes(code: str) -> None:
         import os, signal, sys
         from twinscope import Probe
         probe = Probe(sys.argv[1])
-        probe.train(step=1, logprobs=[[-1.0]])
+        probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
         {code}
     """
     with faulty_service(never_answer) as url:
@@ -322,7 +322,7 @@ def test_exit_in_the_middle_of_a_host_s_thread_is_quiet() -> None:
         probe = Probe(sys.argv[1])
         def work():
             while True:
-                probe.train(step=1, logprobs=[[-1.0] * 100])
+                probe.train(step=1, logprobs=[[-1.0] * 100], sample_ids="a")
         threading.Thread(target=work, daemon=True).start()
         time.sleep(0.2)
     """
@@ -368,7 +368,7 @@ def test_a_service_killed_in_the_middle_costs_nothing_that_can_be_sent_again() -
     probe = Probe(f"http://127.0.0.1:{port}")
     try:
         for step in range(200):
-            probe.train(step=step, logprobs=[[-1.0] * 200])
+            probe.train(step=step, logprobs=[[-1.0] * 200], sample_ids="a")
             if step == 100:
                 _kill(service)
                 service = _start_service(port)
@@ -391,7 +391,7 @@ def test_a_stopped_service_stops_nobody_else() -> None:
         os.kill(service.pid, signal.SIGSTOP)
         probe = Probe(f"http://127.0.0.1:{port}", timeout_s=0.2)
         for step in range(100):
-            probe.train(step=step, logprobs=[[-1.0] * 200])
+            probe.train(step=step, logprobs=[[-1.0] * 200], sample_ids="a")
         assert eventually(lambda: probe.stats().retries > 0)
         os.kill(service.pid, signal.SIGCONT)
         assert eventually(lambda: probe.flush(0.5), timeout_s=LIMIT_S)

@@ -67,7 +67,7 @@ def test_no_argument_whatever_raises(
     sink = InMemorySink()
     probe = Probe(sink=sink)
     answer = getattr(probe, method)(*positional, **fields)
-    good = probe.train(step=1, logprobs=[[-1.0]])
+    good = probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
     probe.close()
 
     assert answer in (True, False)
@@ -88,7 +88,7 @@ def test_running_out_of_memory_in_a_copy_is_a_counted_loss(
     monkeypatch.setattr(SlabPool, "take", exhausted)
     probe = Probe(sink=InMemorySink())
 
-    assert probe.train(step=1, logprobs=[[-1.0]]) is False
+    assert probe.train(step=1, logprobs=[[-1.0]], sample_ids="a") is False
     probe.close()
     assert probe.stats().dropped["internal_error"].batches == 1
     assert probe.stats().balanced
@@ -105,7 +105,7 @@ def test_ctrl_c_during_a_call_reaches_the_host_and_the_books(
     monkeypatch.setattr(Capture, "tokens", interrupted)
     probe = Probe(sink=InMemorySink())
     with pytest.raises(KeyboardInterrupt):
-        probe.train(step=1, logprobs=[[-1.0]])
+        probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
     probe.close()
 
     assert probe.stats().balanced
@@ -120,8 +120,9 @@ def test_the_host_s_tensors_and_results_are_untouched() -> None:
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         for number in range(5):
             logprobs = model(torch.randn(4, 8)).log_softmax(-1)
+            ids = {"sample_ids": range(4)}
             if probe is not None:
-                assert probe.train(step=number, logprobs=logprobs, mask=logprobs > -3)
+                assert probe.train(step=number, logprobs=logprobs, mask=logprobs > -3, **ids)
             optimiser.zero_grad()
             logprobs.mean().backward()
             optimiser.step()

@@ -94,7 +94,7 @@ def test_a_probe_that_is_off_does_nothing_and_says_so_once(
     """No thread, no socket, no error; one line in the log."""
     probe = Probe(environment=environment)
 
-    assert probe.train(step=1, logprobs=[[-1.0]]) is False
+    assert probe.train(step=1, logprobs=[[-1.0]], sample_ids="a") is False
     assert probe.event("weight_sync") is False
     assert probe.flush() is False
     probe.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from email.utils import formatdate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,11 +34,16 @@ def _logprobs(samples: int = 2, width: int = 8) -> np.ndarray:
     return -np.random.default_rng(0).random((samples, width), np.float32)
 
 
+def _answers(samples: int = 2, width: int = 8) -> dict[str, Any]:
+    """Log-probs and ids: what one side must send."""
+    return {"logprobs": _logprobs(samples, width), "sample_ids": [str(s) for s in range(samples)]}
+
+
 def test_posts_arrive_in_order_on_one_kept_connection() -> None:
     """What was captured first is sent first, messages among batches."""
     with SinkServer() as server, Probe(server.url, "r", token="secret") as probe:
         for step in range(20):
-            probe.train(step=step, logprobs=_logprobs())
+            probe.train(step=step, **_answers())
             probe.close_step(step)
         assert probe.flush(20)
         stats = probe.stats()
@@ -60,7 +66,7 @@ def test_a_large_batch_is_several_posts() -> None:
     """No post much above the limit; together they are the batch."""
     logprobs = _logprobs(64, 1000)
     with SinkServer() as server, Probe(server.url, post_bytes=40_000) as probe:
-        probe.train(step=1, logprobs=logprobs)
+        probe.train(step=1, logprobs=logprobs, sample_ids=range(64))
         assert probe.flush(20)
 
     posts = [post for post in server.posts if post.path == "/v1/batches"]
@@ -80,7 +86,7 @@ def test_an_answer_that_may_change_is_tried_again(status: int) -> None:
         return (status, {}, b"later") if len(seen) < 3 else accept(post)
 
     with SinkServer(reply) as server, Probe(server.url) as probe:
-        probe.rollout(logprobs=[[-1.0]])
+        probe.rollout(logprobs=[[-1.0]], sample_ids="a")
         assert eventually(lambda: probe.flush(1.0))
         stats = probe.stats()
 
@@ -104,7 +110,7 @@ def test_a_refusal_is_final_and_says_why(status: int, caplog: pytest.LogCaptureF
 
     with SinkServer(reply) as server, Probe(server.url) as probe:
         for step in range(3):
-            probe.train(step=step, logprobs=_logprobs())
+            probe.train(step=step, **_answers())
         assert probe.flush(20)
         stats = probe.stats()
 
@@ -143,7 +149,7 @@ def test_an_address_that_is_not_twinscope_yet_is_tried_again(
                 super().record(post)
 
     with Server(reply) as server, Probe(server.url) as probe:
-        probe.train(step=1, logprobs=_logprobs())
+        probe.train(step=1, **_answers())
         assert eventually(lambda: probe.flush(1.0))
         stats = probe.stats()
 
@@ -160,7 +166,7 @@ def test_an_address_that_is_not_twinscope_yet_is_tried_again(
 def test_a_stranger_s_answer_is_given_up_after_retry_s() -> None:
     """Bounded, like an error of the service, and counted."""
     with SinkServer(lambda post: (404, {}, PAGE)) as server, Probe(server.url, retry_s=0) as probe:
-        probe.train(step=1, logprobs=_logprobs())
+        probe.train(step=1, **_answers())
         assert probe.flush(20)
         stats = probe.stats()
 
@@ -214,7 +220,7 @@ def test_what_a_receipt_reports_is_said_once_per_kind(caplog: pytest.LogCaptureF
 
     with SinkServer(reply) as server, Probe(server.url) as probe:
         for _ in range(3):
-            probe.train(step=4, logprobs=_logprobs())
+            probe.train(step=4, **_answers())
         assert probe.flush(20)
         stats = probe.stats()
 
@@ -241,7 +247,7 @@ def test_a_batch_that_always_breaks_the_service_does_not_block_the_rest() -> Non
 
     with SinkServer(reply) as server, Probe(server.url, retry_s=0) as probe:
         for step in (12, 13, 14):
-            probe.train(step=step, logprobs=_logprobs())
+            probe.train(step=step, **_answers())
         assert probe.flush(20)
         stats = probe.stats()
 
@@ -254,7 +260,7 @@ def test_the_service_learns_at_the_end_what_it_will_never_see() -> None:
     """Losses are data: the last event carries the books."""
     sink = InMemorySink()
     probe = Probe(sink=sink, buffer_bytes=10_000)
-    probe.train(step=1, logprobs=_logprobs(1, 5000))
+    probe.train(step=1, **_answers(1, 5000))
     probe.close()
 
     fields = sink.events("probe_detached")[0]["fields"]
@@ -286,7 +292,7 @@ def test_a_misbehaving_service_costs_data_never_time(behaviour: Behaviour) -> No
     with faulty_service(behaviour) as url:
         probe = Probe(url, buffer_bytes=200_000, timeout_s=0.2)
         for step in range(200):
-            probe.train(step=step, logprobs=_logprobs(4, 500))
+            probe.train(step=step, **_answers(4, 500))
             assert probe.stats().buffer_bytes <= 200_000
             assert probe.stats().balanced
         assert probe.flush(0.05) is False
@@ -307,7 +313,7 @@ def test_a_dead_port_is_survived_and_its_return_noticed() -> None:
     port = free_port()
     probe = Probe(f"http://127.0.0.1:{port}")
     for step in range(5):
-        probe.train(step=step, logprobs=_logprobs())
+        probe.train(step=step, **_answers())
     assert eventually(lambda: probe.stats().retries > 0)
     with SinkServer(port=port) as server:
         assert eventually(lambda: probe.flush(0.5))
@@ -325,7 +331,7 @@ def test_a_connection_closed_between_steps_is_not_a_failure() -> None:
 
     with SinkServer(reply) as server, Probe(server.url) as probe:
         for step in range(5):
-            probe.train(step=step, logprobs=_logprobs())
+            probe.train(step=step, **_answers())
             assert probe.flush(20)
         stats = probe.stats()
 
@@ -344,8 +350,8 @@ def test_nothing_of_the_host_s_thread_reaches_the_sink() -> None:
 
     sink = Sink()
     with Probe(sink=sink) as probe:
-        probe.rollout(logprobs=_logprobs())
-        probe.train(step=1, logprobs=_logprobs())
+        probe.rollout(**_answers())
+        probe.train(step=1, **_answers())
         probe.pair(step=1, rollout_logprobs=_logprobs(), train_logprobs=_logprobs())
         probe.scalar(step=1, reward=1.0)
         probe.event("weight_sync")
@@ -399,8 +405,8 @@ def test_a_mistake_in_the_sink_loses_one_item_not_the_thread(broken: str) -> Non
             return answer(post)
 
     with Probe(sink=Sink()) as probe:
-        probe.train(step=1, logprobs=_logprobs())
-        probe.train(step=2, logprobs=_logprobs())
+        probe.train(step=1, **_answers())
+        probe.train(step=2, **_answers())
         assert probe.flush(20)
         stats = probe.stats()
 
@@ -512,7 +518,7 @@ def test_a_probe_works_while_the_clock_jumps(jump: float) -> None:
 
     sink = InMemorySink(answer)
     with Probe(sink=sink, clock=clock) as probe:
-        probe.train(step=1, logprobs=_logprobs())
+        probe.train(step=1, **_answers())
         assert eventually(lambda: probe.flush(0.5))
         stats = probe.stats()
 
@@ -524,7 +530,7 @@ def test_memory_stays_bounded_with_large_batches_and_a_dead_service() -> None:
     """Captured, dropped and counted: the bound holds at every step, for tokens too."""
     probe = Probe(f"http://127.0.0.1:{free_port()}", buffer_bytes=3_000_000, post_bytes=500_000)
     for step in range(40):
-        probe.train(step=step, logprobs=_logprobs(10, 20_000))
+        probe.train(step=step, **_answers(10, 20_000))
         stats = probe.stats()
         assert stats.buffer_bytes <= 3_000_000
         assert stats.balanced

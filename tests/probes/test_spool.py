@@ -32,13 +32,18 @@ def _logprobs(step: int, width: int = 50) -> np.ndarray:
     return np.full((2, width), -float(step + 1), np.float32)
 
 
+def _answers(step: int, width: int = 50) -> dict[str, Any]:
+    """Log-probs and ids: what one side must send."""
+    return {"logprobs": _logprobs(step, width), "sample_ids": ["a", "b"]}
+
+
 def _files(folder: Path, suffix: str = "safetensors") -> list[Path]:
     return sorted(folder.glob(f"*/*.{suffix}"))
 
 
 def _fill(probe: Probe, steps: range) -> None:
     for step in steps:
-        probe.train(step=step, logprobs=_logprobs(step))
+        probe.train(step=step, **_answers(step))
 
 
 def test_batches_wait_on_disk_and_arrive_in_order(tmp_path: Path) -> None:
@@ -105,7 +110,7 @@ def test_a_killed_process_leaves_whole_files_to_its_heir(tmp_path: Path) -> None
         probe = Probe("http://127.0.0.1:{free_port()}", spool_dir={str(tmp_path)!r})
         step = 0
         while True:
-            probe.train(step=step, logprobs=[[-1.0] * 100])
+            probe.train(step=step, logprobs=[[-1.0] * 100], sample_ids="a")
             step += 1
             time.sleep(0.001)
     """
@@ -142,7 +147,7 @@ def test_the_spool_is_bounded_and_drops_the_oldest(tmp_path: Path) -> None:
     """Counted as spool_full; the disk never holds more than allowed."""
     probe = Probe(f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path, spool_bytes=20_000)
     for step in range(20):
-        probe.train(step=step, logprobs=_logprobs(step, 500))
+        probe.train(step=step, **_answers(step, 500))
     assert eventually(lambda: probe.stats().pending == Count())
     stats = probe.stats()
     probe.close()

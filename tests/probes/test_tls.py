@@ -47,7 +47,7 @@ def test_a_trusted_service_gets_everything(server: SinkServer, certificate: Path
     logprobs = -np.random.default_rng(0).random((16, 20_000), np.float32)
     with server, Probe(server.url.replace("http", "https"), ca_file=certificate) as probe:
         for step in range(3):
-            probe.train(step=step, logprobs=logprobs)
+            probe.train(step=step, logprobs=logprobs, sample_ids=range(16))
         assert probe.flush(30)
         stats = probe.stats()
 
@@ -60,7 +60,7 @@ def test_an_untrusted_service_gets_nothing(server: SinkServer) -> None:
     """Not even the token: the handshake fails before anything is sent."""
     with server:
         probe = Probe(server.url.replace("http", "https"), token="secret")
-        probe.train(step=1, logprobs=[[-1.0]])
+        probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")
         assert eventually(lambda: probe.stats().retries > 0)
         probe.close(timeout=0.2)
 
