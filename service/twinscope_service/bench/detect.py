@@ -60,6 +60,14 @@ def score(y: F64, seed: int = 1) -> F64:
     return best
 
 
+def spike_score(y: F64, seed: int = 1) -> F64:
+    """The spike detector alone: -log P(a value this high). For events, which are not shifts."""
+    p = arl.tracer()(y, np.zeros(len(y)), seed, np.array([k.SPIKE_P]))[:, 0]
+    found: F64 = -np.log(np.maximum(p, 1e-300))
+    found[: k.BURN_IN] = 0.0
+    return found
+
+
 def _log_run_length(statistic: F64) -> F64:
     """log of `thresholds.likelihood_arl`, on arrays: the same straight lines."""
     runs, limits = (np.array(column) for column in zip(*LIKELIHOOD_TABLE, strict=True))
@@ -122,14 +130,14 @@ def compare(cases: Sequence[Case], scores: dict[str, list[F64]]) -> list[Row]:
 
 
 def rival_scores(
-    series: dict[str, F64], python: Path
+    series: dict[str, F64], python: Path, *, only: Sequence[str] = ()
 ) -> tuple[dict[str, dict[str, F64]], dict[str, float]]:
     """detector -> series -> scores, and cost per step, from the rivals' own environment."""
     script = Path(__file__).with_name("detect_rivals.py")
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "series.npz"), Path(folder, "scores.npz")
         np.savez(source, **series)  # type: ignore[arg-type]
-        subprocess.run([str(python), str(script), str(source), str(target)], check=True)
+        subprocess.run([str(python), str(script), str(source), str(target), *only], check=True)
         scores: dict[str, dict[str, F64]] = {}
         costs: dict[str, float] = {}
         with np.load(target) as stored:

@@ -14,6 +14,7 @@ from twinscope_service.bench import detect_series as data
 from twinscope_service.bench.detect import OURS, Row
 from twinscope_service.bench.detect_series import F64, Case
 
+EVENT_DETECTORS = ("three_sigma", "ewma", "page_hinkley", "adwin")
 SKIP = ("zero", "pelt", "kernel")  # no online delay to compare
 
 
@@ -25,6 +26,7 @@ def run(
     traces: Path | None,
     rivals: Path,
     out: Path | None,
+    only: Sequence[str] = (),
     seed: int = 1,
 ) -> int:
     """Run everything that is there and print Markdown; `out` also gets the plot as SVG."""
@@ -40,7 +42,7 @@ def run(
     scores = {OURS: {key: detect.score(y) for key, y in arrays.items()}}
     costs: dict[str, float] = {}
     if rivals.exists():
-        theirs, costs = detect.rival_scores(arrays, rivals)
+        theirs, costs = detect.rival_scores(arrays, rivals, only=only)
         scores |= theirs
     else:
         print(f"{rivals}: not there, so only our own rows; see docs/detectors.md", file=sys.stderr)
@@ -51,7 +53,10 @@ def run(
     if public:
         lines += ["", *tcpd_table(public, scores)]
     if events:
-        seen = {name: found for name, found in online.items() if "e0" in found}
+        # Scores of shifts stay high after one; events are for detectors of single values.
+        seen = {name: found for name, found in online.items() if name in EVENT_DETECTORS}
+        ours = {f"e{i}": detect.spike_score(y) for i, (_, y, _) in enumerate(events)}
+        seen = {f"{OURS} (spike)": ours, **seen}
         lines += ["", *event_table(events, seen)]
     text = "\n".join(lines)
     print(text)

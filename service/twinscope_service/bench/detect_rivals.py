@@ -169,11 +169,16 @@ def offline(y: Scores, name: str) -> list[int]:
     return [int(p) for p in search.fit(z).predict(pen=3 * math.log(len(y)))[:-1]]
 
 
-def main(source: str, target: str) -> None:
-    """Score every series of `source` (.npz of 1-D arrays) with every rival that imports."""
+def main(source: str, target: str, only: list[str]) -> None:
+    """Score every series of `source` (.npz of 1-D arrays) with the rivals that import.
+
+    `only`: their names; empty: all.
+    """
     series = dict(np.load(source))
     out: dict[str, Scores] = {}
     for name, detector in RIVALS.items():
+        if only and name not in only:
+            continue
         began, steps = time.process_time(), 0
         try:
             for key, y in series.items():
@@ -198,4 +203,4 @@ def main(source: str, target: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

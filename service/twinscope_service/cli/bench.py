@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
     detect.add_argument("--traces", type=Path, help="folder with recorded traces")
     detect.add_argument("--rivals", type=Path, default=Path(".venv-bench/bin/python"),
                         help="Python with river, ruptures and changepoint-online")  # fmt: skip
+    detect.add_argument("--only", nargs="*", default=(), help="names of rivals (default: all)")
     detect.add_argument("--out", type=Path, help="folder for detect.md and detect.svg")
     detect.set_defaults(run=_detect)
 
@@ -52,4 +53,5 @@ def _detect(args: argparse.Namespace) -> int:
         traces=args.traces,
         rivals=args.rivals,
         out=args.out,
+        only=args.only,
     )
