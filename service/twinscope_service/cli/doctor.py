@@ -19,6 +19,7 @@ EVENTS = 1000
 # Framework -> the group of entry points it loads, and its variable that can leave some out.
 ENTRY_GROUPS = {
     "vLLM": ("vllm.general_plugins", "VLLM_PLUGINS"),
+    "SGLang": ("sglang.srt.plugins", "SGLANG_PLUGINS"),
     "verl": ("verl.plugins", "VERL_USE_EXTERNAL_PLUGINS"),
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from released import empty_packages, stand_in, unpacked
 
 from twinscope import Probe
-from twinscope.hosts import attach, openrlhf, skyrl, verl
+from twinscope.hosts import attach, openrlhf, sglang_plugin, skyrl, verl
 from twinscope.testing import InMemorySink
 
 torch = pytest.importorskip("torch")
@@ -31,7 +33,7 @@ def sink(monkeypatch: pytest.MonkeyPatch, closing: list[Probe]) -> Iterator[InMe
             closing.append(Probe(sink=sink))
             return closing[-1]
 
-    for module in (verl, skyrl):
+    for module in (verl, skyrl, sglang_plugin):
         monkeypatch.setattr(module, "Attachment", Recorded)
     return sink
 
@@ -122,6 +124,49 @@ def test_skyrl_calls_our_callback_with_its_own_classes(
     assert arrived.tensors["train_logprobs"][marked].tolist() == (
         source["old_log_probs"][kept].tolist()
     )
+
+
+def test_sglang_calls_our_exporter_with_every_finished_request(
+    sink: InMemorySink, closing: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real hook registry and the real manager of exporters; bit for bit, as the client sees."""
+    monkeypatch.setenv("TWINSCOPE_SGLANG", "1")
+    levels = ("srt", "srt.plugins", "srt.observability", "srt.managers")
+    with empty_packages("sglang", *levels, __version__="0.5.23"):
+        stand_in("sglang.srt.constants", HEALTH_CHECK_RID_PREFIX="HEALTH_CHECK")
+        stand_in("sglang.srt.managers.io_struct", EmbeddingReqInput=None, GenerateReqInput=None)
+        stand_in("sglang.srt.server_args", ServerArgs=None)
+        registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+        sglang_plugin.register()
+        registry.HookRegistry.apply_hooks()
+        exporters = importlib.import_module("sglang.srt.observability.request_metrics_exporter")
+        arguments = SimpleNamespace(export_metrics_to_file=False, tp_size=2, model_path="m",
+                                    disable_radix_cache=False)  # fmt: skip
+        manager = exporters.RequestMetricsExporterManager(arguments)
+        assert manager.exporter_enabled()
+        for values in ([[-0.5, 7, None], [None, 8, None]], None):
+            meta = {"output_token_logprobs": values, "completion_tokens": 2, "cached_tokens": 3,
+                    "weight_versions": [{"version": "4", "start": 0, "end": 1},
+                                        {"version": "5", "start": 1, "end": 2}],
+                    "finish_reason": {"type": "stop"}}  # fmt: skip
+            asked = SimpleNamespace(sampling_params={"temperature": 0.7}, input_ids=[1, 2])
+            asyncio.run(manager.write_record(asked, {"meta_info": meta}))
+        tap = manager._exporters[0]._tap
+
+    assert tap.drain(10)
+    assert closing[0].flush(10)
+    (batch,) = sink.batches()
+    assert tap.seen == {"captured": 1, "no_logprobs": 1}
+    assert batch.tensors["token_ids"].tolist() == [7, 8]
+    assert batch.tensors["prompt_ids"].tolist() == [1, 2]
+    assert batch.tensors["rollout_logprobs"][0] == -0.5
+    assert math.isnan(batch.tensors["rollout_logprobs"][1])
+    assert batch.tensors["rollout_version"].tolist() == [4]
+    assert batch.version_spans == ((0, 1, 5),)
+    assert batch.sampling == {"temperature": 0.7}
+    assert batch.rollout is not None
+    assert batch.rollout["tp"] == 2
+    assert batch.rollout["logprobs_mode"] == "sglang_default"
 
 
 def test_openrlhf_experience_is_read_as_it_is() -> None:
