@@ -44,10 +44,15 @@ class Capture:
         self.columns: dict[str, tuple[memoryview, ...]] = {}
         self.header: dict[str, Any] = {}
 
-    def block(self, *, digest_ids: bool) -> Block:
-        """The finished block."""
+    def block(self, *, digest_ids: bool, masked: bool) -> Block:
+        """The finished block. `masked`: the host said which tokens count."""
         return Block(
-            self.header, self._layout.offsets(), self.columns, tuple(self._slabs), digest_ids
+            self.header,
+            self._layout.offsets(),
+            self.columns,
+            tuple(self._slabs),
+            digest_ids=digest_ids,
+            unmasked_width=None if masked else self._layout.width,
         )
 
     def tokens(self, name: str, value: Array, *, field: str) -> None:
@@ -147,7 +152,8 @@ def capture_side(
     _add_header(capture.header, side, given, samples=layout.samples)
     for name, value in logprobs.items():
         _remember_dtype(capture.header, name, value)
-    return capture.block(digest_ids=_wants_digest(given))
+    masked = "mask" in given or pad == "none"
+    return capture.block(digest_ids=_wants_digest(given), masked=masked)
 
 
 def _check_names(side: str, given: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ class Post:
     content_type: str
     batch_id: str  # makes a re-send harmless
     pieces: Sequence[bytes | memoryview]
+    remarks: Mapping[str, str] = field(default_factory=dict)  # kind -> what the log should say once
 
     @property
     def size(self) -> int:
@@ -66,6 +67,7 @@ class Block:
     columns: Mapping[str, tuple[memoryview, ...]]
     slabs: tuple[Slab, ...]  # keeps the memory of `columns` from being used again
     digest_ids: bool = False  # send 16 bytes per sample instead of the response ids
+    unmasked_width: int | None = None  # T of [S,T] log-probs that came without a mask; None: not so
 
     @property
     def samples(self) -> int:
@@ -120,7 +122,25 @@ class Part:
         from twinscope.wire.codec import encode
 
         pieces = encode(self._header(), self._tensors())
-        return Post("/v1/batches", CONTENT_TYPE, self.batch_id, pieces)
+        return Post("/v1/batches", CONTENT_TYPE, self.batch_id, pieces, self._remarks())
+
+    def _remarks(self) -> dict[str, str]:
+        """Padding that was not masked: a frequent first mistake, and it dilutes every mean."""
+        width, rows = self.block.unmasked_width, self.last - self.first
+        if not width:
+            return {}
+        last_column = slice(self.first * width + width - 1, self.last * width, width)
+        filled = max(
+            sum(value == 0.0 for value in views[0].cast("f")[last_column])
+            for name, views in self.block.columns.items()
+            if name.endswith("_logprobs")
+        )
+        if filled < 2:  # one row may end with a token of probability 1
+            return {}
+        return {
+            "unmasked": f"[S,T] log-probs without a mask: every column counts, and {filled} of "
+            f"{rows} rows end in 0.0, as padding does; pass mask=response_mask"
+        }
 
     def _header(self) -> dict[str, Any]:
         header = dict(self.block.header)

@@ -11,7 +11,7 @@ import functools
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -274,18 +274,22 @@ class Shipper:
                 spooled = isinstance(item, SpooledItem)
                 self._guard.note("spool" if spooled else "encode", error)
                 return Answer("broken", detail="spool_lost" if spooled else "invalid")
+            self._remark(post.remarks)
             if self._sink is None:
                 self._sink = self._make_sink()
             return self._sink.send(post)
 
         return self._guard.run("send", BROKEN, deliver)
 
+    def _remark(self, remarks: Mapping[str, str]) -> None:
+        for kind, text in remarks.items():
+            self._guard.remark(kind, text)
+
     def _settle(self, item: Item, answer: Answer) -> None:
         """Book the outcome of an attempt."""
         if answer.outcome == "accepted":
             self._recover()
-            for kind, text in answer.remarks.items():
-                self._guard.remark(kind, text)
+            self._remark(answer.remarks)
             self._report_losses()  # before the item leaves the books: a flush waits for it too
             self._book(item, "shipped")
         elif answer.outcome == "rejected":

@@ -342,3 +342,50 @@ def test_a_loss_that_requires_grad_is_read_without_a_warning() -> None:
 def test_a_pair_needs_no_ids() -> None:
     """Nothing is left to join."""
     assert _send("pair", step=1, rollout_logprobs=[[-1.0]], train_logprobs=[[-1.5]]).samples == 1
+
+
+PADS = -np.float32([[0.5, 0.25, 0.0, 0.0], [0.5, 0.25, 0.125, 1.0], [0.5, 0.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [PADS, torch.tensor(PADS), torch.tensor(PADS).bfloat16()],
+    ids=lambda array: str(array.dtype),
+)
+def test_padding_without_a_mask_is_pointed_out_once(
+    logprobs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batch is taken as it is: the host may mean it; one line in the log, no error."""
+    sink = InMemorySink()
+    with Probe(sink=sink) as probe:
+        for step in range(3):
+            assert probe.train(step=step, logprobs=logprobs, sample_ids=["a", "b", "c"])
+        assert probe.flush(20)
+        stats = probe.stats()
+
+    (line,) = (record.message for record in caplog.records)
+    assert "every column counts, and 2 of 3 rows end in 0.0" in line
+    assert "pass mask=response_mask" in line
+    assert [batch.tokens for batch in sink.batches()] == [12] * 3
+    assert stats.errors == {}
+
+
+NO_PADS: dict[str, dict[str, Any]] = {
+    "masked": {"logprobs": PADS, "mask": PADS != 0},
+    "meant": {"logprobs": PADS, "pad": "none"},
+    "a certain last token": {"logprobs": PADS[[0, 1, 1]]},
+    "ragged": {"logprobs": list(PADS)},
+    "flat": {"logprobs": PADS.ravel(), "offsets": [0, 4, 8, 12]},
+    "no columns": {"logprobs": PADS[:, :0]},
+    "other fills": {"logprobs": PADS - 1},
+}
+
+
+@pytest.mark.parametrize("fields", NO_PADS.values(), ids=NO_PADS)
+def test_what_needs_no_mask_is_not_remarked_upon(
+    fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line that is wrong once is not read twice."""
+    _send("train", step=1, sample_ids=["a", "b", "c"], **fields)
+
+    assert caplog.records == []
