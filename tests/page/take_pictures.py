@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kl_picture import draw
 from looking import Visit, fill
 from playwright.sync_api import Browser, sync_playwright
 from service_process import running_service
@@ -21,6 +22,7 @@ PICTURES: dict[str, tuple[str, tuple[int, int], str, str]] = {
     "step": ("#/runs/demo/steps/39", (1280, 1000), "light", ""),
     "shapes": ("#/runs/demo/steps/39", (1280, 940), "light", "main > section:has(.plotbox)"),
     "tokens": ("#/runs/demo/steps/39", (1280, 820), "light", "#s-token-heat-map"),
+    "reference": ("#/runs/reference", (1280, 620), "light", "[data-advice]"),
     "compare": ("#/compare/demo/29/demo/39", (1280, 1000), "light", ""),
     "phone": ("#/runs/demo", PHONE, "light", ""),
 }  # fmt: skip
@@ -48,6 +50,7 @@ def take(browser: Browser, url: str, name: str, *, into: Path) -> None:
 def main(into: Path) -> None:
     """Every picture of PICTURES."""
     into.mkdir(parents=True, exist_ok=True)
+    (into / "kl-controller.svg").write_text(draw(), encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         fill(Path(folder) / "data", hostile_too=False)
         with running_service(Path(folder)) as service, sync_playwright() as playwright:
