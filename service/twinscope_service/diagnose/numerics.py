@@ -13,6 +13,7 @@ from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.level import level_strength, model_class
 from twinscope_service.diagnose.mixture import loud_samples
 from twinscope_service.diagnose.view import Estimate, View
+from twinscope_service.measure.formulas import LOG_EPSILON, NOISE_FLOOR
 
 Z_EVIDENCE = 5.0
 Z_KNOWN_FAULT = 3.5
@@ -36,6 +37,8 @@ def rope_mismatch(view: View) -> Claim | None:
     prints = _differences(view, ("rope_theta", "rope_scaling", "rope_parameters"))
     if prints and level_strength(view) > 0.3:
         strength = max(strength, 1.5)
+    elif _differences(view, ("quantization", "kv_cache_dtype")):
+        strength *= 0.6  # a coarse KV cache grows with position as well, and is declared
     if strength < 0.6 or view.correlation < 0.5 or _quiet(view):
         return None
     return Claim(
@@ -59,10 +62,19 @@ def rope_mismatch(view: View) -> Claim | None:
 
 
 def position_slope(view: View) -> Estimate:
-    """d ln r / d ln(1 + t) with a level per sample; clustered."""
-    n = np.maximum(view.column("n"), 1.0)
+    """d ln r / d ln(1 + t) with a level per sample; clustered.
+
+    Without the first token: samples of one prompt often share it, so that samples are not
+    independent there, and it has the largest leverage.
+    """
+    q, known = view.attribute("head_q0")
+    p, _ = view.attribute("head_p0")
+    r = np.abs(p - q) / np.maximum(-np.expm1(q), NOISE_FLOOR)
+    first = np.where(known, np.log(r + LOG_EPSILON), 0.0)
+    n = np.maximum(view.column("n") - known, 1.0)
+    lr = view.column("lr") - first  # the first token's x is 0: nothing else to take off
     xx = view.column("xx") - view.column("x") ** 2 / n
-    xy = view.column("xlr") - view.column("x") * view.column("lr") / n
+    xy = view.column("xlr") - view.column("x") * lr / n
     return view.ratio(xy, xx)
 
 

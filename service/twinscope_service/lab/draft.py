@@ -15,6 +15,7 @@ from twinscope_service.errors import ServiceError
 
 NUMPY = {"F32": np.float32, "I32": np.int32, "I64": np.int64, "U8": np.uint8}
 F32 = NDArray[np.float32]
+FADING = -0.06  # exponent of position that really re-scored weight faults show
 
 
 class LabError(ServiceError):
@@ -85,7 +86,7 @@ class Draft:
         elsewhere, and lower by half its variance, since q stays the density that was sampled.
         `repeatable`: equal prompts with equal first tokens get equal noise there.
         """
-        width = np.asarray(scale) * (-np.expm1(self.q))
+        width = np.asarray(scale) * (-np.expm1(self.q)) * (1.0 + self.positions()) ** FADING
         draws = self.random.standard_normal(len(self.q))
         if repeatable:
             self._repeat_first(draws)

@@ -171,7 +171,7 @@ def by_padding(*, clean_first: bool) -> Change:
         scale = draft.per_token(np.minimum(draft.arrays["pad_left"] / 20.0, 1.5) * 0.5)
         if clean_first:
             t = draft.positions()
-            scale = scale * np.where(t == 0, 0.0, 2.0 / np.sqrt(1.0 + t))
+            scale = scale * np.where(t == 0, 0.0, 4.0 / np.sqrt(1.0 + t))
         draft.disturb_train(scale)
 
     return change
