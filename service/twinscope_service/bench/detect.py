@@ -61,9 +61,8 @@ def score(y: F64, seed: int = 1) -> F64:
 
 
 def spike_score(y: F64, seed: int = 1) -> F64:
-    """The spike detector alone: -log P(a value this high). For events, which are not shifts."""
-    p = arl.tracer()(y, np.zeros(len(y)), seed, np.array([k.SPIKE_P]))[:, 0]
-    found: F64 = -np.log(np.maximum(p, 1e-300))
+    """The spike detector alone: distance from the median in scales. For events, not shifts."""
+    found: F64 = np.abs(arl.tracer()(y, np.zeros(len(y)), seed, np.array([k.Z]))[:, 0])
     found[: k.BURN_IN] = 0.0
     return found
 
