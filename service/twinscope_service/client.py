@@ -88,9 +88,9 @@ class Client:
         """One step."""
         return StepView.from_json(self._get(_path(run, "steps", step)))
 
-    def steps(self, run: str) -> Iterator[StepView]:
-        """Every step, in order, fetched in pages."""
-        for document in self._pages(_path(run, "steps"), "steps"):
+    def steps(self, run: str, *, after: int = -1) -> Iterator[StepView]:
+        """Every step beyond `after`, in order, fetched in pages."""
+        for document in self._pages(_path(run, "steps"), "steps", after=after):
             yield StepView.from_json(document)
 
     def timeline(self, run: str, *, last: int = 5000) -> Timeline:
@@ -126,14 +126,14 @@ class Client:
         """The verdict of the last closed step, for a trainer that pauses or masks by it."""
         return _record(GateView, self._get(_path(run, "gate")))
 
-    def _pages(self, path: str, name: str) -> Iterator[Any]:
-        after: dict[str, Any] = {}
+    def _pages(self, path: str, name: str, *, after: int | str | None = None) -> Iterator[Any]:
         while True:
-            page = self._get(path, limit=PAGE, **after)
+            beyond = {} if after is None else {"after": after}
+            page = self._get(path, limit=PAGE, **beyond)
             yield from page[name]
-            if page["next"] is None:
+            after = page["next"]
+            if after is None:
                 return
-            after = {"after": page["next"]}
 
     def _get(self, path: str, **query: Any) -> Any:
         return self._answer(path, **query).json()

@@ -89,7 +89,7 @@ export function figure({ title, note, label, height = 300, build, on = {}, table
   seen.observe(box);
   const numbers = table === null ? null : h("details", { class: "numbers", ontoggle: (event) => {
     const details = event.currentTarget;
-    if (details.open && details.children.length === 1) details.append(table());
+    if (details.open) details.replaceChildren(details.firstElementChild, table());
   } }, h("summary", {}, "as a table"));
   const node = h("figure", {}, title ? h("figcaption", {}, h("strong", {}, title), note ? h("span", {}, ` ${note}`) : null) : null, box, numbers);
   node.redraw = () => plot.redraw();

@@ -95,7 +95,10 @@ export function profiles(statistics, { label = "this", others = [] } = {}) {
     layout: { showlegend: others.length > 0, xaxis: axis(profile[1], { type: "category" }), yaxis: axis(measure[1], { rangemode: "tozero" }), bargap: 0.15 },
   });
   const hint = h("p", { class: "hint" }, profile[3]);
-  const plot = figure({ title: "Where in the samples", label: "Mismatch by position, length or probability", build, height: 270 });
+  const plot = figure({ title: "Where in the samples", label: "Mismatch by position, length or probability", build, height: 270,
+    table: () => table("Mismatch by bucket", [
+      { title: profile[1], get: (row) => profile[2](row.bucket) }, { title: "tokens", numeric: true, get: (row) => number(row.n) }, { title: measure[1], numeric: true, get: (row) => number(row.mean) },
+    ], rows(statistics)) });
   const again = () => { hint.textContent = profile[3]; plot.redraw(); };
   return h("div", { class: "plotbox" }, h("div", { class: "choices" },
     choice("by", PROFILES.map((one) => [one, one[1]]), profile, (one) => { profile = one; again(); }),
@@ -112,7 +115,8 @@ export function lags(statistics) {
     layout: { xaxis: axis("lag, tokens", { dtick: 2, zeroline: false }), yaxis: axis("mean |q[t] − p[t + lag]|", { rangemode: "tozero" }), bargap: 0.15 },
   });
   const said = mean[best] === null ? "" : lag[best] === 0 ? "smallest at lag 0: the tokens are aligned" : `smallest at lag ${lag[best]}: one side is shifted`;
-  return h("div", { class: "plotbox" }, figure({ title: "Lags", note: said, build, height: 300 }));
+  return h("div", { class: "plotbox" }, figure({ title: "Lags", note: said, build, height: 300,
+    table: () => table("Mismatch by lag", [{ title: "lag", get: (i) => String(lag[i]) }, { title: "mean |q[t] − p[t + lag]|", numeric: true, get: (i) => number(mean[i]) }], lag.map((_, i) => i)) }));
 }
 
 /** Levels by replica, engine, weight version ... and by version lag, worst first. */

@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     from twinscope_service.cli import (
         analyze,
         bench,
+        bridge,
         check,
         demo,
         doctor,
@@ -49,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Are the policy that samples and the policy that is trained still the same?",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    reading = (analyze, report, export)
+    reading = (analyze, report, export, bridge)
     for module in (serve, check, tail, rescore, *reading, drill, demo, bench, doctor):
         module.add(commands)
     return parser
