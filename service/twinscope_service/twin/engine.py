@@ -13,6 +13,7 @@ from twinscope.errors import ConfigError
 from twinscope.hosts.openai import read_completions
 
 TIMEOUT_S = 600.0
+AT_ONCE = 16  # prompts of one request for scores: its answer lists every prompt token
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,19 @@ class Engine:
         vLLM scores a prompt's tokens in its prefill, another path through the same weights than
         the decoding that sampled them.
         """
+        pairs = list(zip(samples.prompts, samples.responses, strict=True))
         rows: list[list[float]] = []
-        for prompt, response in zip(samples.prompts, samples.responses, strict=True):
-            body = {"prompt": [*prompt, *response], "max_tokens": 1, "prompt_logprobs": 0,
-                    "temperature": 0.0}  # fmt: skip
-            choice = self._post(body)["choices"][0]
-            table = choice.get("prompt_logprobs")
-            if not table:
+        for begin in range(0, len(pairs), AT_ONCE):
+            part = pairs[begin : begin + AT_ONCE]
+            body = {"prompt": [[*prompt, *response] for prompt, response in part],
+                    "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0}  # fmt: skip
+            choices = self._post(body)["choices"]
+            tables = [choice.get("prompt_logprobs") for choice in choices]
+            if len(tables) != len(part) or not all(tables):
                 return None
-            scored = zip(table[len(prompt) :], response, strict=True)
-            rows.append([float(entry[str(token)]["logprob"]) for entry, token in scored])
+            for table, (prompt, response) in zip(tables, part, strict=True):
+                scored = zip(table[len(prompt) :], response, strict=True)
+                rows.append([float(entry[str(token)]["logprob"]) for entry, token in scored])
         return rows
 
     def _post(self, body: Mapping[str, Any]) -> Any:
