@@ -17,6 +17,7 @@ from twinscope_service.measure.formulas import LOG_EPSILON, NOISE_FLOOR
 
 Z_EVIDENCE = 5.0
 Z_KNOWN_FAULT = 3.5
+OF_TOKENS = 0.06  # share of Var Δ by token id that only an embedding or head gives
 SLOPE = 0.06  # least growth of ln r per unit of ln(1 + t) that a rotary fault shows
 NOT_SEPARABLE = (
     "norm_or_precision_mismatch",
@@ -39,6 +40,8 @@ def rope_mismatch(view: View) -> Claim | None:
         strength = max(strength, 1.5)
     elif _differences(view, ("quantization", "kv_cache_dtype")):
         strength *= 0.6  # a coarse KV cache grows with position as well, and is declared
+    elif (view.token_share or 0.0) > OF_TOKENS:
+        strength *= 0.6  # angles do not know token ids, embeddings do
     if strength < 0.6 or view.correlation < 0.5 or _quiet(view):
         return None
     return Claim(
