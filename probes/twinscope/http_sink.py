@@ -77,7 +77,8 @@ class DeadlineSocket:
             self._sock.close()
 
     def shutdown(self) -> None:
-        """Wake whoever waits in an operation."""
+        """Wake whoever waits in an operation; whatever is read after it comes too late."""
+        self.deadline = 0.0
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -162,7 +163,7 @@ class HttpSink:
         self._used_at = time.monotonic()
         answer = read_answer(response.status, response.getheader("Retry-After"), body)
         if self._prefix and f"{self._prefix}{post.path}" in answer.detail:  # not known over there
-            hint = f"; does the address of the service end in {self._prefix}?"
+            hint = f"; the address of the service may not end in {self._prefix}"
             return replace(answer, detail=answer.detail + hint)
         return answer
 

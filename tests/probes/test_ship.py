@@ -24,6 +24,7 @@ from waiting import eventually
 from twinscope import Probe
 from twinscope.answers import LONGEST_WAIT_S, read_answer, read_retry_after
 from twinscope.clock import Pause, SystemClock
+from twinscope.http_sink import HttpSink
 from twinscope.items import Post
 from twinscope.ship import LONGEST_DELAY_S, Backoff
 from twinscope.sink import Answer
@@ -191,8 +192,8 @@ def test_a_wrong_path_in_the_address_is_pointed_at() -> None:
         assert probe.flush(20)
         error = probe.stats().last_error or ""
 
-    assert error.endswith("/metrics/v1/events: Not Found; does the address of the service end in "
-                          "/metrics?")  # fmt: skip
+    assert error.endswith("/metrics/v1/events: Not Found; the address of the service may not "
+                          "end in /metrics")  # fmt: skip
 
 
 def test_a_refusal_says_each_thing_once() -> None:
@@ -539,6 +540,21 @@ def test_memory_stays_bounded_with_large_batches_and_a_dead_service() -> None:
 
     assert stats.captured.tokens == 40 * 200_000
     assert stats.lost.tokens == 40 * 200_000
+
+
+def test_an_exchange_that_was_given_up_is_no_answer() -> None:
+    """Cut off in the middle of the headers it looks like a whole one without a body."""
+    answers: list[Answer] = []
+    with faulty_service(answer_by_the_byte) as url:
+        sink = HttpSink(url, token=None, timeout_s=60.0)
+        post = Post("/v1/events", "application/json", "id", [b"{}"])
+        thread = threading.Thread(target=lambda: answers.append(sink.send(post)))
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+            sink.abort()
+
+    assert [answer.outcome for answer in answers] == ["unreachable"]
 
 
 def test_answers_are_awaited_for_the_whole_deadline_only(
