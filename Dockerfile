@@ -11,6 +11,7 @@ COPY service/twinscope_service service/twinscope_service
 COPY fpga_backend/twinscope_fpga fpga_backend/twinscope_fpga
 COPY dashboards/twinscope_dashboards dashboards/twinscope_dashboards
 COPY docs/causes docs/causes
+COPY docs/runbooks docs/runbooks
 RUN python -m venv /opt/twinscope \
  && /opt/twinscope/bin/pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]"
 

@@ -7,7 +7,7 @@ from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["plotting_library", "runbooks", "web"]
+__all__ = ["RUNBOOKS", "plotting_library", "runbooks", "web"]
 
 
 def web() -> Traversable:
@@ -24,7 +24,10 @@ def plotting_library() -> Path | None:
     return path if path.is_file() else None
 
 
-def runbooks() -> Traversable:
-    """The folder with one Markdown page per cause: in the wheel, or docs/causes of a checkout."""
-    packed = files("twinscope_dashboards") / "runbooks"
-    return packed if packed.is_dir() else Path(__file__).parents[2] / "docs" / "causes"
+RUNBOOKS = {"causes": "causes", "alerts": "runbooks"}  # kind -> folder below docs/
+
+
+def runbooks(kind: str = "causes") -> Traversable:
+    """Markdown pages, one per cause or per kind of alert: in the wheel, or docs/ of a checkout."""
+    packed = files("twinscope_dashboards") / "runbooks" / kind
+    return packed if packed.is_dir() else Path(__file__).parents[2] / "docs" / RUNBOOKS[kind]

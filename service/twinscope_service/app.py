@@ -72,6 +72,8 @@ def build_app(settings: Settings, *, opened: Pipeline | None = None) -> FastAPI:
         version=version("twinscope"),
         description="Is the policy that sampled the tokens the policy that is being trained?",
         lifespan=lifespan,
+        docs_url=None,  # the page has its own: the usual one loads scripts from the internet
+        redoc_url=None,
     )
     add_handlers(app)
     app.include_router(posts.router, tags=["data in"])

@@ -61,3 +61,15 @@ def test_every_cause_has_a_runbook_that_the_page_can_show(service: Any) -> None:
     answer = service.get("/runbooks/causes/temperature_not_restored.md")
     assert answer.headers["content-type"].startswith("text/markdown")
     assert answer.text.startswith("# temperature_not_restored")
+
+
+def test_every_kind_of_alert_has_a_runbook_that_the_page_can_show(service: Any) -> None:
+    """The kinds of DESIGN.md §4."""
+    for kind in ("spike", "level_shift", "growth", "silence", "bypass"):
+        assert service.get(f"/runbooks/alerts/{kind}.md").text.startswith("# ")
+
+
+def test_the_description_of_the_api_asks_no_other_host(service: Any) -> None:
+    """/docs is this page, not one that loads scripts from elsewhere."""
+    assert service.get("/docs").content == service.get("/").content
+    assert service.get("/openapi.json").json()["openapi"].startswith("3.")

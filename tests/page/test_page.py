@@ -26,6 +26,8 @@ VIEWS = {
     "two runs": "#/compare/demo/long",
     "health": "#/health",
     "runbook": "#/runbooks/temperature_not_restored",
+    "runbook of an alert": "#/runbooks/alerts/level_shift",
+    "API": "docs",
     "hostile run": f"#/runs/{quote(HOSTILE, safe='')}",
     "hostile step": f"#/runs/{quote(HOSTILE, safe='')}/steps/0",
 }

@@ -49,8 +49,9 @@ export const api = {
     const response = await fetch("readyz");
     return response.json();
   },
+  openapi: () => get("openapi.json"),
   async runbook(path) {
-    if (!/^causes\/[a-z0-9_]+\.md$/i.test(path)) throw new Problem(`not a runbook: ${path}`);
+    if (!/^(causes|alerts)\/[a-z0-9_]+\.md$/i.test(path)) throw new Problem(`not a runbook: ${path}`);
     const response = await fetch(`runbooks/${path}`);
     if (!response.ok) throw new Problem(`no runbook ${path}`, { status: response.status });
     return response.text();

@@ -4,10 +4,11 @@
 //   #/runs/RUN?from=A&to=B                one run, a stretch of its steps
 //   #/runs/RUN/steps/STEP?sample=ID       one step
 //   #/compare/RUN/RUN, /RUN/STEP/RUN/STEP two of them
-//   #/runbooks/CAUSE, #/health
+//   #/runbooks/CAUSE, #/runbooks/alerts/KIND, #/health, #/api (also at /docs)
 
 import { api } from "./api.js";
 import { failure, h, loading } from "./dom.js";
+import { showCalls } from "./calls.js";
 import { showCompare } from "./compare.js";
 import { showHealth } from "./health.js";
 import { render } from "./markdown.js";
@@ -31,13 +32,15 @@ function route() {
   }
   if (parts[0] === "runs" && parts[1] !== undefined) return { section: "runs", show: () => showRun(place), stamp: () => runStamp(place.run) };
   if (parts[0] === "compare") return { section: "compare", show: () => showCompare(place), stamp: null };
-  if (parts[0] === "runbooks") return { section: "runs", show: () => showRunbook(parts[1]), stamp: null };
+  if (parts[0] === "runbooks") return { section: "runs", show: () => showRunbook(...parts.slice(-2)), stamp: null };
+  if (parts[0] === "api") return { section: "api", show: showCalls, stamp: null };
   if (parts[0] === "health") return { section: "health", show: showHealth, stamp: async () => String(Date.now()) };
   return { section: "runs", show: showRuns, stamp: async () => JSON.stringify((await api.runs()).map((run) => [run.run, run.closed_steps, run.last_seen, run.active])) };
 }
 
-async function showRunbook(cause) {
-  return { title: cause, nodes: [h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Runs"), " › runbook"), h("article", { class: "runbook" }, render(await api.runbook(`causes/${cause}.md`)))] };
+async function showRunbook(kind, name) {
+  const folder = kind === "alerts" ? "alerts" : "causes";
+  return { title: name, nodes: [h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Runs"), " › runbook"), h("article", { class: "runbook" }, render(await api.runbook(`${folder}/${name}.md`)))] };
 }
 
 /** Show what the address says. `quietly`: new data of the same view, so place and focus stay. */
@@ -108,5 +111,6 @@ document.getElementById("theme").addEventListener("click", nextTheme);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); view.focus(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
 setTheme(THEMES.includes(storedTheme()) ? storedTheme() : "system");
+if (location.pathname.endsWith("/docs")) history.replaceState(null, "", "./#/api");
 setInterval(refresh, REFRESH_MS);
 show();

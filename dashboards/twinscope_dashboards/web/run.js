@@ -59,7 +59,7 @@ function rangeOf(query, data) {
 
 function alertList(alerts, at) {
   const columns = [
-    { title: "what", get: (alert) => `${words(alert.kind)} of ${series(alert.series)}` },
+    { title: "what", get: (alert) => h("span", {}, h("a", { href: `#/runbooks/alerts/${encodeURIComponent(alert.kind)}`, title: "what it means, what to do" }, words(alert.kind)), ` of ${series(alert.series)}`) },
     { title: "state", get: (alert) => h("span", { class: `alert ${alert.state}` }, alert.state) },
     { title: "since", get: (alert) => h("a", { href: at(alert.onset_step ?? alert.step) }, `step ${alert.onset_step ?? alert.step}`) },
     { title: "before", numeric: true, get: (alert) => number(alert.before) },

@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 
 from fastapi import FastAPI, Request, Response
 
-from twinscope_dashboards import plotting_library, runbooks, web
+from twinscope_dashboards import RUNBOOKS, plotting_library, runbooks, web
 
 # Scripts come from this service only. The plotting library writes style rules into the document, so
 # inline styles are allowed, and nothing else is.
@@ -32,15 +32,17 @@ WORTH_PACKING = 1400  # bytes; below that one packet carries it anyway
 
 
 def add_page(app: FastAPI) -> None:
-    """Serve every file at its address, `index.html` also at /."""
+    """Serve every file at its address, `index.html` also at / and /docs."""
     for entry in web().iterdir():
         if entry.is_file():
             _serve(app, f"/{entry.name}", entry)
             if entry.name == "index.html":
                 _serve(app, "/", entry)
-    for entry in runbooks().iterdir():
-        if entry.name.endswith(".md"):
-            _serve(app, f"/runbooks/causes/{entry.name}", entry)
+                _serve(app, "/docs", entry)
+    for kind in RUNBOOKS:
+        for entry in runbooks(kind).iterdir():
+            if entry.name.endswith(".md"):
+                _serve(app, f"/runbooks/{kind}/{entry.name}", entry)
     library = plotting_library()
     if library is not None:  # without it the page shows tables
         _serve(app, "/plotly.min.js", library)
