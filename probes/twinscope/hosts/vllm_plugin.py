@@ -195,7 +195,7 @@ class Tap:
                 self._guard.run("hide", None, lambda: _hide(result))
             if request is not None and finish_reason is not None:
                 reason = str(finish_reason)
-                self._guard.run("finish", None, lambda: self._finish(state, request, reason))
+                self._guard.run("finish", None, lambda: self.finish(state, request, reason))
             return result
 
         return make_request_output
@@ -208,13 +208,16 @@ class Tap:
             return
         found = Engine(fingerprint_of(engine), _replica(self._attachment.environment))
         engine.output_processor.twinscope = found
-        # After the probe: exit hooks run in reverse order, and this one hands over to the probe's.
-        self._collector = self._collector or Collector(
-            self.deliver, lose=self._lose, guard=self._guard
-        )
+        self.listen()
         self._attachment.announce(
             self._version, engine=found.fingerprint, replica=found.replica, share=self._share
         )
+
+    def listen(self) -> None:
+        """Be ready for samples. Before it nothing is taken."""
+        self._attachment.probe()  # first: exit hooks run in reverse order, ours hands over to its
+        if self._collector is None:
+            self._collector = Collector(self.deliver, lose=self._lose, guard=self._guard)
 
     def _ask(self, request: Any, parent: Any) -> bool:
         """Switch log-probs on for the share of the requests that did not ask. True: done.
@@ -232,7 +235,7 @@ class Tap:
         params.logprobs = 0
         return True
 
-    def _finish(self, state: Any, request: Request, reason: str) -> None:
+    def finish(self, state: Any, request: Request, reason: str) -> None:
         """A request is over: hand it over if it can be used, count it in any case."""
         if self._collector is None:
             return

@@ -19,6 +19,9 @@ def add(commands: Any) -> None:
     arl.add_argument("--steps", type=int, default=1_000_000, help="healthy steps per law of noise")
     arl.add_argument("--target", type=float, default=10_000.0, help="the target run length, steps")
     arl.set_defaults(run=_arl)
+    probe = kinds.add_parser("probe", help="what a probe costs its host's thread, by size")
+    probe.add_argument("--rounds", type=int, default=60)
+    probe.set_defaults(run=_probe)
     detect = kinds.add_parser("detect", help="the detectors beside others' on the same series")
     detect.add_argument("--paths", type=int, default=4, help="series per family")
     detect.add_argument("--healthy", type=int, default=6, help="healthy series per law, 1000 steps")
@@ -41,6 +44,12 @@ def _arl(args: argparse.Namespace) -> int:
     from twinscope_service.bench import arl
 
     return arl.run(steps=args.steps, target=args.target)
+
+
+def _probe(args: argparse.Namespace) -> int:
+    from twinscope_service.bench.probe import run
+
+    return run(rounds=args.rounds)
 
 
 def _detect(args: argparse.Namespace) -> int:

@@ -1,0 +1,91 @@
+"""What a probe costs its host: the calling thread's time per call, by size, and what follows it.
+
+Times are CPU times of the thread (`thread_time`), so that a busy machine shows less. The vLLM tap
+is fed with samples in vLLM's own layout; for a run with an engine see tests/engines.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from twinscope import Probe
+from twinscope.hosts.attach import Attachment
+from twinscope.hosts.vllm_plugin import VLLM, Engine, Request, Tap
+from twinscope.testing import InMemorySink
+
+SIZES = (100, 1_000, 8_000, 32_000)  # tokens of a sample
+BATCH = 64  # samples of a training call
+
+
+def run(*, rounds: int) -> int:
+    """Print one line per call and size."""
+    print(f"{'call':<24}{'tokens':>10}{'host µs':>10}{'p90':>9}{'later µs':>11}")
+    for name, tokens, call, settle in _cases():
+        host = [_timed(call) for _ in range(rounds)]
+        start = time.process_time()
+        settle()
+        later = (time.process_time() - start) / rounds
+        p90 = sorted(host)[int(0.9 * (rounds - 1))]
+        print(
+            f"{name:<24}{tokens:>10}{statistics.median(host) * 1e6:>10.0f}"
+            f"{p90 * 1e6:>9.0f}{later * 1e6:>11.0f}"
+        )
+    return 0
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.thread_time()
+    call()
+    spent = time.thread_time() - start
+    time.sleep(0.002)  # the sending thread runs between calls, as in a run
+    return spent
+
+
+Case = tuple[str, int, Callable[[], object], Callable[[], object]]
+
+
+def _cases() -> Iterator[Case]:
+    """(name, tokens per call, the call, wait for what follows)."""
+    for size in SIZES:
+        probe = Probe(sink=InMemorySink(), environment={})
+        rows = np.full((BATCH, size), -1.5, np.float32)
+        mask, ids = np.ones_like(rows, np.uint8), np.ones_like(rows, np.int32)
+        train = functools.partial(probe.train, step=0, logprobs=rows, mask=mask, token_ids=ids)
+        yield "Probe.train, [64,T]", rows.size, train, functools.partial(probe.flush, 60)
+        probe.close()
+        tap = Tap(Attachment(VLLM, environment={}, make_probe=_off_the_network), "bench")
+        tap.listen()
+        state = _state(size)
+        request = Request(Engine({}, "bench"), SimpleNamespace(temperature=1.0), hidden=False)
+        finish = functools.partial(tap.finish, state, request, "stop")
+        yield "vLLM request finished", size, finish, functools.partial(tap.drain, 60)
+
+
+def _off_the_network() -> Probe:
+    return Probe(sink=InMemorySink(), environment={})
+
+
+def _state(size: int) -> Any:
+    """A finished request as vLLM keeps it, with logprobs=0 and flat_logprobs."""
+
+    class Flat:
+        def __init__(self) -> None:
+            self.logprobs = [-1.5] * size
+            self.start_indices = list(range(size))
+
+        def __len__(self) -> int:
+            return size
+
+    return SimpleNamespace(
+        logprobs_processor=SimpleNamespace(logprobs=Flat()),
+        detokenizer=SimpleNamespace(output_token_ids=list(range(size))),
+        prompt_token_ids=[1] * 500, num_cached_tokens=0, lora_name=None,
+        weight_version_starts=[("1", 0)],
+    )  # fmt: skip
