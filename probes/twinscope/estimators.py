@@ -31,7 +31,6 @@ _NEAR = 0.5
 def approx_kl(
     log_probs: torch.Tensor,
     ref_log_probs: torch.Tensor,
-    *,
     estimator: str = "k3",
     clamp: float | None = 20.0,
 ) -> torch.Tensor:

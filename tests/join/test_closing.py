@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from batches import batch_of, make_samples
 from hypothesis import given
 from hypothesis import strategies as st
 from joining import Desk, outcomes
 
+from twinscope_service.errors import Conflict
 from twinscope_service.join.memory import StepMemory
 from twinscope_service.join.records import Entry, Outcome, Part
 
@@ -27,12 +29,13 @@ def _closed_desk() -> Desk:
 
 
 def test_data_for_a_closed_step_are_late_or_repeated() -> None:
-    """Both are acknowledged and neither is kept."""
+    """Both are acknowledged and neither is kept; other values of a known sample are refused."""
     desk = _closed_desk()
     assert outcomes(desk.send(batch_of(SAMPLES[:6], "train", step=0))) == [DUPLICATE] * 6
     assert outcomes(desk.send(batch_of(SAMPLES[7:], "train", step=0))) == [LATE]
     changed = [replace(s, p=s.p - 1) for s in SAMPLES[:3]]
-    assert outcomes(desk.send(batch_of(changed, "train", step=0))) == [LATE] * 3
+    with pytest.raises(Conflict, match="restart"):
+        desk.send(batch_of(changed, "train", step=0))
     assert desk.join.waiting_samples == 0
     assert len(desk.pairs) == 6
 

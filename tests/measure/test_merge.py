@@ -6,6 +6,7 @@ import dataclasses
 from functools import reduce
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pair_blocks import OPTIONS, assert_same, blocks, random_block, sizes_of, take
@@ -89,3 +90,20 @@ def test_rows_can_be_given_up_and_totals_stay() -> None:
     light = without_rows(whole)
     assert len(light.rows.keys) == 0
     np.testing.assert_array_equal(light.sums, whole.sums)
+
+
+def test_rows_are_bounded_and_what_is_kept_does_not_depend_on_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A uniform sample by key: the smallest keys of all; totals are of every sample."""
+    monkeypatch.setattr("twinscope_service.measure.merge.ROW_LIMIT", 7)
+    whole = random_block(3, [20 + i for i in range(18)])
+    thirds = [measured(take(whole, range(start, 18, 3))) for start in range(3)]
+    orders = [reduce(merge, (thirds[i] for i in order)) for order in ((0, 1, 2), (2, 0, 1))]
+    smallest = sorted(key.tobytes() for key in whole.sample_keys)[:7]
+
+    for summary in (*orders, measured(whole)):
+        assert [key.tobytes() for key in summary.rows.keys] == smallest
+        assert summary.samples == 18
+        assert summary.coverage.tolist() == orders[0].coverage.tolist()
+    assert orders[0].rows.sums.tolist() == orders[1].rows.sums.tolist()

@@ -102,8 +102,11 @@ class Join:
     ) -> Placement:
         step = arriving.batch.step
         if step is not None and step in self.closed:
-            known = self._remembers(arriving, index, step)
-            return Placement(index, Outcome.DUPLICATE if known else Outcome.LATE, step=step)
+            if self._remembers(arriving, index, step):
+                return Placement(index, Outcome.DUPLICATE, step=step)
+            if not arriving.by_content and self._contradicts(arriving, index, step):
+                raise _conflict(arriving.sample_id(index), step)
+            return Placement(index, Outcome.LATE, step=step)
         live = [
             entry
             for entry in self._entries.get(arriving.keys[index], ())
@@ -129,7 +132,7 @@ class Join:
             return Placement(index, Outcome.DUPLICATE)
         lacking = [e for e in live if sides - e.parts.keys() and self._equal(arriving, index, e)]
         if having and not lacking:
-            raise _conflict(arriving, index, having[0])
+            raise _conflict(arriving.sample_id(index), having[0].step)
         return None
 
     def _attach(
@@ -210,6 +213,20 @@ class Join:
         return any(
             mine.get("rollout", rollout) == rollout and mine.get("train", train) == train
             for rollout, train in memory.find(arriving.keys[index])
+        )
+
+    def _contradicts(self, arriving: Arriving, index: int, step: int) -> bool:
+        """A closed step used a sample of this id whose value on one of these sides was another."""
+        memory = self._memories.get(step)
+        if memory is None:
+            return False
+        found = memory.find(arriving.keys[index])
+        sides = [side for side in ("rollout", "train") if side in arriving.sides]
+        column = {"rollout": 0, "train": 1}
+        return any(
+            marks[column[side]] not in (ABSENT, known_mark(arriving.marks[side][index]))
+            for marks in found
+            for side in sides
         )
 
     def _missed(self, arriving: Arriving, index: int, step: int) -> bool:
@@ -370,11 +387,12 @@ def _pair(entry: Entry) -> Pair:
     )
 
 
-def _conflict(arriving: Arriving, index: int, entry: Entry) -> Conflict:
-    step = "" if entry.step is None else f" of step {entry.step}"
+def _conflict(sample_id: str, step: int | None) -> Conflict:
+    where = "" if step is None else f" of step {step}"
     return Conflict(
-        f"sample {entry.sample_id!r}{step} came before with other values",
+        f"sample {sample_id!r}{where} came before with other values",
         field="sample_ids",
-        value=entry.sample_id,
-        fix="send each side of a sample once, or give the new sample its own id",
+        value=sample_id,
+        fix="send each side of a sample once, or give the new sample its own id; a trainer that goes "
+        "back to a checkpoint sends an event `restart` with the step first",
     )

@@ -28,6 +28,7 @@ from twinscope_service.measure.records import (
     LAGS,
     PROFILE_COLUMNS,
     PROFILES,
+    ROW_LIMIT,
     SIDE_COLUMNS,
     MeasureOptions,
     SampleRows,
@@ -129,7 +130,9 @@ def merge_rows(a: SampleRows, b: SampleRows) -> SampleRows:
 
 
 def sort_rows(rows: SampleRows) -> SampleRows:
-    """Rows by key; rows with the same key by their content, so that the order is canonical.
+    """Rows by key, the first ROW_LIMIT of them; rows with the same key by their content, so that
+    the order is canonical. Keys are hashes: what is kept of more is a uniform sample, and the same
+    one whatever was merged first.
 
     No rows at all are always `empty_rows()`: which side columns there would be is not kept.
     """
@@ -139,9 +142,9 @@ def sort_rows(rows: SampleRows) -> SampleRows:
     spots = repeated_keys(rows.keys[order])
     if len(spots):
         order[spots] = sorted(order[spots].tolist(), key=lambda i: _content(rows, i))
-    elif np.array_equal(order, np.arange(len(order))):
+    elif len(order) <= ROW_LIMIT and np.array_equal(order, np.arange(len(order))):
         return rows
-    return _take(rows, order)
+    return _take(rows, order[:ROW_LIMIT])
 
 
 def _content(rows: SampleRows, i: int) -> tuple[object, ...]:

@@ -303,9 +303,17 @@ ATTRIBUTES: tuple[str, ...] = (
 ATTRIBUTE: dict[str, int] = {name: i for i, name in enumerate(ATTRIBUTES)}
 
 
+# Rows are kept for at most this many samples of a Summary (about 1 kB each), those with the smallest
+# keys; totals are of all samples.
+ROW_LIMIT = 16_384
+
+
 @dataclass(frozen=True)
 class SampleRows:
-    """One row per sample, sorted by key; the exchangeable unit of every test of significance."""
+    """One row per sample, sorted by key; the exchangeable unit of every test of significance.
+
+    Of more than ROW_LIMIT samples, those with the smallest keys: a uniform sample.
+    """
 
     keys: NDArray[np.uint8]  # [S,16] sorted
     sums: F64  # [S, len(COLUMNS)]
