@@ -17,7 +17,7 @@ from unittest import mock
 from amaranth.back import rtlil
 
 from formal.tops import DEPTHS, TOPS, Top
-from rtl import token_output
+from rtl import record_output, token_output
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = "; ".join(
@@ -33,6 +33,9 @@ def mutated(name: str) -> Iterator[None]:
     """Faults that live in a constant rather than in the top."""
     if name == "no_slack":
         with mock.patch.object(token_output, "SLACK_EVERY_CLOCK", 1):
+            yield
+    elif name == "no_reserve":
+        with mock.patch.object(record_output, "SLACK_AT_HEADER", 0):
             yield
     else:
         yield

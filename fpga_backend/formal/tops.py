@@ -39,15 +39,16 @@ class Top(Elaboratable):
 class RecordFlow(Top):
     """Gate rules and record queue: no overflow, credits conserved.
 
-    The gate is reduced to what it promises: a record is started only with a credit at the header
-    and at least PACE clocks after the one before.
+    The gate is reduced to what it promises: a header passes only with a credit, the earliest one
+    clock after the end before it, and ends are more than PACE clocks apart.
     """
 
-    MUTANTS = ("lost_credit", "no_pace")
+    MUTANTS = ("lost_credit", "no_pace", "no_reserve")
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         wish, tready = self.input("wish"), self.input("tready")
+        header, opened = self.input("header"), Signal()
         extra = 1 if self.mutant == "lost_credit" else 0
         output = RecordOutput(depth=RECORD_DEPTH, lost_credit=extra)
         m.submodules.output = output
@@ -55,12 +56,17 @@ class RecordFlow(Top):
         gap = 1 if self.mutant == "no_pace" else beat_queue.PACE
         take = Signal()
         m.d.comb += [
-            take.eq(wish & output.credit & (pace == 0)),
+            take.eq(wish & (opened | (header & output.credit)) & (pace == 0)),
             output.take.eq(take),
             output.snapshot.eq(line[-1]),
             output.tready.eq(tready),
         ]
-        m.d.sync += line.eq(Cat(take, line[:-1]))
+        m.d.sync += [
+            line.eq(Cat(take, line[:-1])),
+            opened.eq((opened | (header & output.credit)) & ~take),
+        ]
+        free = output.left.left + output.left.freed - output.left.taken
+        m.d.comb += [Assert(~opened | (free >= 1)), Assert(~output.credit | (free >= 1))]
         with m.If(take):
             m.d.sync += pace.eq(gap)
         with m.Elif(pace != 0):

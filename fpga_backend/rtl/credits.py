@@ -2,8 +2,9 @@
 
 `take` and `gone` are registered before they count, so that neither the gate's decision nor the
 sink's TREADY reaches an adder in the same clock. A take therefore shows in `credit` three clocks
-later; where takes can come every clock, two of them are not known yet, and SLACK_EVERY_CLOCK
-places stay in reserve. Takes that are four clocks apart need no reserve.
+later. Where takes can come every clock, two of them are not known yet, and SLACK_EVERY_CLOCK
+places stay in reserve. Where they are four clocks apart, the last one may not be known yet when the
+next header looks, one clock after it: SLACK_AT_HEADER.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from amaranth.hdl import Elaboratable, Module, Signal
 
 SLACK_EVERY_CLOCK = 2
+SLACK_AT_HEADER = 1
 
 
 class Credits(Elaboratable):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from amaranth.hdl import Array, Cat, Const, Elaboratable, Module, Signal, Value
 from amaranth.lib.fifo import SyncFIFOBuffered
 
-from rtl.credits import Credits
+from rtl.credits import SLACK_AT_HEADER, Credits
 from twinscope_fpga.formats import (
     COUNTS,
     CRC_POLYNOMIAL,
@@ -85,7 +85,7 @@ class RecordOutput(Elaboratable):
         self.valid = [Signal(name=f"beat_valid{i}") for i in range(3)]
         self.popped = Signal(range(RECORD_BEATS))
         self.fifo = SyncFIFOBuffered(width=RECORD_BEAT_BITS, depth=depth)
-        self.left = Credits(self.credits, slack=0)
+        self.left = Credits(self.credits, slack=SLACK_AT_HEADER)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()

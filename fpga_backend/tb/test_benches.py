@@ -86,6 +86,25 @@ def input_path(lanes: int) -> Callable[[], tuple[Any, dict[str, Any]]]:
     return build
 
 
+def output_path(lanes: int) -> Callable[[], tuple[Any, dict[str, Any]]]:
+    """Accumulators and record output in a row."""
+
+    def build() -> tuple[Any, dict[str, Any]]:
+        from rtl.output_path import OutputPath
+
+        path = OutputPath(lanes=lanes)
+        return path, path.ports()
+
+    return build
+
+
+@pytest.mark.parametrize("stall", [0.0, 0.85])
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_output_path(tmp_path: Path, lanes: int, stall: float) -> None:
+    """Sums, clears, the maximum's banks, serialiser, checksum and credits."""
+    bench(tmp_path, "bench_output", output_path(lanes), LANES=lanes, STALL=stall)
+
+
 @pytest.mark.parametrize(("idle", "stall"), CROSS)
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_engine(tmp_path: Path, lanes: int, idle: int, stall: int) -> None:
