@@ -20,6 +20,10 @@ from twinscope_service.views import AlertView, Metrics, StepView
 
 By = Literal["complete", "call", "grace", "ttl"]
 ACCUSES = 0.9  # confidence from which a named cause outweighs level bands that are silent
+# counted or compared, not estimated: said however few tokens there are
+CERTAIN = frozenset(
+    {"side_missing", "retokenized", "missing_value_sentinel", "nonfinite_values", "bypass_mode"}
+)
 # worth saying, but no disagreement: too small to matter, or for the coverage to judge
 NOTES = frozenset({"bf16_logprob_storage", "side_missing", "bypass_mode"})
 EVENTS = 200  # latest events of the run that a diagnosis looks at
@@ -75,6 +79,8 @@ def conclude(
             events=events_of(store.events(state.run, limit=EVENTS)),
         )
         causes = stages.diagnose(summary, context=context, history=state.history())
+        if view.coverage["counted"] < stages.bands.min_tokens:
+            causes = tuple(cause for cause in causes if cause.cause in CERTAIN)
     return _told(view, findings, causes)
 
 

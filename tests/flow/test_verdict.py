@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from batches import body_of, make_samples
+from pipelines import Bench
 
-from twinscope_service.closing import ACCUSES
+from twinscope_service.closing import ACCUSES, CERTAIN
 from twinscope_service.config import load_settings
 from twinscope_service.offline import analyze
 from twinscope_service.views import StepView
@@ -46,3 +48,16 @@ def test_a_coarse_grid_is_a_note_and_not_an_accusation() -> None:
     assert step.diagnosis[0]["cause"] == "bf16_logprob_storage"
     assert step.verdict == "ok"
     assert any("bf16_logprob_storage" in reason for reason in step.reasons)
+
+
+def test_a_handful_of_tokens_accuses_nobody(tmp_path: Path) -> None:
+    """Four tokens say nothing about structure: unknown, and no cause that had to be estimated."""
+    bench = Bench(tmp_path, min_tokens=1000)
+    few = make_samples(3, 2)
+    bench.send(body_of(few, "rollout"))
+    bench.send(body_of(few, "train", step=0))
+    step = bench.pipeline.close_step("r", 0)
+    bench.pipeline.close()
+
+    assert step.verdict == "unknown"
+    assert {cause["cause"] for cause in step.diagnosis} <= CERTAIN

@@ -393,6 +393,6 @@ def _conflict(sample_id: str, step: int | None) -> Conflict:
         f"sample {sample_id!r}{where} came before with other values",
         field="sample_ids",
         value=sample_id,
-        fix="send each side of a sample once, or give the new sample its own id; a trainer that goes "
-        "back to a checkpoint sends an event `restart` with the step first",
+        fix="send each side of a sample once, or give the new sample its own id; a trainer that "
+        "goes back to a checkpoint sends an event `restart` with the step first",
     )
