@@ -135,6 +135,14 @@ def test_token_stream_equals_golden(libraries: Library, lanes: int, kind: str) -
     assert np.array_equal(found.flags, expected.flags)
 
 
+def test_short_sequences_fill_the_record_queue_without_loss(libraries: Library) -> None:
+    """600 one-beat sequences back to back against a sink that hardly takes anything."""
+    q, p = draw_pairs("healthy", 600 * 4)
+    offsets = np.arange(0, 2401, 4)
+    found = opened(libraries, 4, 0, 250).measure(q, p, offsets)
+    assert same(found, Device(EmulatedDevice()).measure(q, p, offsets))
+
+
 def test_a_held_batch_gives_one_record(libraries: Library) -> None:
     """Batch sum on the device."""
     offsets, mask = ragged(4, seed=9)
