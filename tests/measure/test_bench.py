@@ -20,21 +20,44 @@ def test_the_block_is_ragged_masked_and_long_tailed() -> None:
     assert 0.85 < block.mask.mean() < 0.95
 
 
+def test_the_block_brings_what_a_real_batch_brings() -> None:
+    """Token ids always; entropy, ref, prompts, versions and groups in the second block."""
+    block = measure.make_block(20_000)
+    assert block.token_ids is not None
+    assert block.token_ids.min() >= 0
+    full = measure.add_sides(block)
+    assert full.entropy is not None
+    assert full.ref_logprobs is not None
+    assert full.ref_logprobs.max() <= 0
+    assert full.prompt_offsets is not None
+    assert full.prompt_ids is not None
+    assert full.prompt_offsets[-1] == len(full.prompt_ids)
+    assert set(full.groups) == {"engine", "turn"}
+    assert measure.input_bytes(full) == 20_000 * 21
+
+
+@pytest.mark.parametrize(("tokens", "samples"), [(4_000, 512), (16_000, 100), (512, 512)])
+def test_lengths_add_up_whatever_rounding_does(tokens: int, samples: int) -> None:
+    """Offsets never fall and end at the number of tokens."""
+    block = measure.make_block(tokens, samples=samples)
+    assert block.samples == samples
+    assert block.offsets[0] == 0
+    assert block.offsets[-1] == tokens
+    assert (np.diff(block.offsets) >= 0).all()
+
+
 def test_both_sides_run_and_agree() -> None:
-    """A small run in this process: four contenders, ratios of the shared metrics at 1."""
+    """A small run in this process: three blocks, ratios of the shared metrics at 1."""
     pytest.importorskip("torch")
-    timings, same = measure.compare(20_000, 1)
-    assert [t.name for t in timings][:3] == [
-        "twinscope, full",
-        "twinscope, core",
-        "verl, two functions",
-    ]
-    assert all(t.seconds > 0 for t in timings)
+    cases, memory, same = measure.compare(20_000, 1)
+    assert [case.core is not None for case in cases] == [True, False, False]
+    assert all(case.full.seconds > 0 and case.verl.seconds > 0 for case in cases)
     for name, ratio in same.items():
         assert ratio == pytest.approx(1, abs=1e-3), name
-    text = measure.render(timings, same)
-    assert "x faster" in text
+    text = measure.render(cases, memory, same)
+    assert text.count("x faster") == 3
     assert "read bandwidth" in text
+    assert "padded input" in text
 
 
 def test_padding_keeps_every_token_in_place() -> None:

@@ -37,7 +37,7 @@ def test_quantiles_are_within_one_percent(scale: float, seed: int) -> None:
     """Against the sorted values, at every level that is published."""
     rng = np.random.default_rng(seed)
     q = (-10 - rng.exponential(1, 500)).astype(np.float32)
-    p = (q + scale * rng.standard_t(2, 500)).clip(max=0).astype(np.float32)
+    p = (q + scale * rng.standard_t(2, 500)).clip(-999, 0).astype(np.float32)
     size = np.sort(np.abs(p.astype(np.float64) - q))
     metrics = derive(measured(make_block([q], [p])), OPTIONS)
     for name, level in LEVELS.items():

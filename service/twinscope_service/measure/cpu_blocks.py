@@ -55,7 +55,9 @@ KERNEL_COLUMNS: tuple[str, ...] = sum(_GROUPS, ())
 
 # ---- the buffers of a block, in one array so that the compiler can see that they do not overlap:
 # b[Q + i] is q of token i. w is 1 where the token counts, else 0; raw is Δ, d is Δ clamped.
-W, Q, P, RAW, D, RHO, K3, EQ, EP, WP, WM, R, LR, SPARE, CARRY = (BLOCK * i for i in range(15))
+# STRIDE is not a power of two: else token i of every buffer would fall into one set of the cache.
+STRIDE = BLOCK + 40
+W, Q, P, RAW, D, RHO, K3, EQ, EP, WP, WM, R, LR, SPARE, CARRY = (STRIDE * i for i in range(15))
 CARRIED = 8  # of the token before the block: w, lr, Δ, was q a fill, was p a fill
 
 
@@ -179,6 +181,20 @@ def add_run(b: F64, begin: int, end: int, out: F64) -> None:
     out[5] += rho
     out[6] += lr
     out[7] += lr2
+
+
+@njit(nogil=True, cache=True)
+def add_token(b: F64, i: int, target: F64) -> None:
+    """PROFILE values of token i of the block, added to target [8]."""
+    d, lr = b[D + i], b[LR + i]
+    target[0] += b[W + i]
+    target[1] += d
+    target[2] += abs(d)
+    target[3] += d * d
+    target[4] += b[K3 + i]
+    target[5] += b[RHO + i]
+    target[6] += lr
+    target[7] += lr * lr
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)

@@ -11,8 +11,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from twinscope_service.measure import formulas
-from twinscope_service.measure.cpu_kernel import read_only
 from twinscope_service.measure.cpu_math import k3_block
+from twinscope_service.measure.cpu_side import read_only
 from twinscope_service.measure.records import F64, MeasureOptions, PairBlock
 
 SENTINEL = formulas.SENTINEL

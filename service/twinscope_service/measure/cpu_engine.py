@@ -13,6 +13,7 @@ import numpy as np
 from twinscope_service.measure import cpu_blocks, cpu_kernel, cpu_side, layout
 from twinscope_service.measure.assemble import Measured, summarise
 from twinscope_service.measure.cpu_kernel import Pairs, Settings, Totals
+from twinscope_service.measure.cpu_side import read_only
 from twinscope_service.measure.records import (
     BOUND_TEMPERATURES,
     COLUMN,
@@ -53,9 +54,11 @@ class CpuEngine:
         buffers = cpu_blocks.new_buffers()
         window = cpu_kernel.new_window(options.lag_window)
         totals = new_totals(block.samples, pairs.lags.shape[1], options.worst_tokens)
-        cpu_kernel.measure_samples(pairs, settings, buffers, window, totals)
+        side = cpu_side.to_side(block, order)
+        side_totals = cpu_side.new_side_totals(block, options.lag_window)
+        cpu_kernel.measure_samples(pairs, settings, buffers, window, side, totals, side_totals)
         spans = version_spans(block, pairs, settings, buffers)
-        found = to_measured(block, order, pairs, totals, spans, options)
+        found = to_measured(block, pairs, totals, side_totals, spans)
         return summarise(block, order, first, found)
 
 
@@ -64,9 +67,9 @@ def to_pairs(block: PairBlock, order: I64, first: I64, last: I64) -> Pairs:
     mask = np.zeros(0, np.uint8) if block.mask is None else block.mask
     longest = int((last - first).max(initial=0))
     return Pairs(
-        q=cpu_kernel.read_only(block.rollout_logprobs),
-        p=cpu_kernel.read_only(block.train_logprobs),
-        mask=cpu_kernel.read_only(mask),
+        q=read_only(block.rollout_logprobs),
+        p=read_only(block.train_logprobs),
+        mask=read_only(mask),
         begin=first[order],
         end=last[order],
         lags=layout.scanned_lags(block, order),
@@ -127,12 +130,7 @@ def version_spans(block: PairBlock, pairs: Pairs, settings: Settings, buffers: F
 
 
 def to_measured(
-    block: PairBlock,
-    order: I64,
-    pairs: Pairs,
-    totals: Totals,
-    spans: F64,
-    options: MeasureOptions,
+    block: PairBlock, pairs: Pairs, totals: Totals, side: cpu_side.SideTotals, spans: F64
 ) -> Measured:
     """The kernel's output, under the names of records.py."""
     sums = totals.rows[:, _TO_COLUMNS]
@@ -141,14 +139,14 @@ def to_measured(
         for name in PROFILES
         if name not in ("length", "token")
     }
-    profiles["token"] = cpu_side.token_profile(block, pairs, options.clamp)
+    profiles["token"] = side.token[:-1, _TO_PROFILE]
     found = totals.worst_token >= 0
     return Measured(
         coverage=to_coverage(block, totals, sums),
         sums=sums,
-        side=cpu_side.side_sums(block, order, pairs, options.clamp),
+        side=cpu_side.side_columns(block, side),
         max_abs=totals.max_abs,
-        extremes=to_extremes(totals, cpu_side.largest_rank(block, pairs)),
+        extremes=to_extremes(totals, int(side.largest_rank[0])),
         bounds=totals.bounds,
         histogram=totals.histogram[:-1].reshape(2, HIST_BUCKETS),
         profiles=profiles,
@@ -156,7 +154,7 @@ def to_measured(
         scan=layout.LagScan(pairs.lags, totals.lag_count, totals.lag_size),
         heads=layout.Heads(totals.head, totals.first_big),
         span_profiles=spans,
-        temperature=cpu_side.temperature_sums(block, pairs, options.clamp),
+        temperature=cpu_side.temperature_sums(block, side),
         worst=list(
             zip(totals.worst_token[found].tolist(), totals.worst_row[found].tolist(), strict=True)
         ),
@@ -180,10 +178,11 @@ def to_coverage(block: PairBlock, totals: Totals, sums: F64) -> I64:
     return np.array([counts[name] for name in COVERAGE], np.int64)
 
 
-def to_extremes(totals: Totals, rank: float) -> F64:
-    """EXTREMES."""
+def to_extremes(totals: Totals, rank: int) -> F64:
+    """EXTREMES; rank < 0: no rank is known."""
     extremes = np.full(len(EXTREMES), -np.inf)
     for name, value in zip(_EXTREMES, totals.extremes, strict=True):
         extremes[EXTREME[name]] = value
-    extremes[EXTREME["rank"]] = rank
+    if rank >= 0:
+        extremes[EXTREME["rank"]] = rank
     return extremes

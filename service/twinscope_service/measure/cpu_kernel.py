@@ -6,8 +6,7 @@ however the samples arrived.
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 
 from twinscope_service.measure import cpu_blocks as blocks
 from twinscope_service.measure.cpu_blocks import BLOCK, SUMS
-from twinscope_service.measure.cpu_math import ELEMENTWISE, k3_block
+from twinscope_service.measure.cpu_math import ELEMENTWISE, k3_at
+from twinscope_service.measure.cpu_side import Side, SideTotals, add_ids, add_side, read_only
 from twinscope_service.measure.records import F64, I64, PairBlock
 
 SHORT_RUN = 24  # tokens
@@ -77,13 +77,18 @@ class Window(NamedTuple):
     w: F64
     q: F64
     p: F64
-    both: F64
-    d: F64
-    k3: F64
 
 
 @njit(nogil=True, cache=True)
-def measure_samples(pairs: Pairs, settings: Settings, b: F64, window: Window, out: Totals) -> None:
+def measure_samples(
+    pairs: Pairs,
+    settings: Settings,
+    b: F64,
+    window: Window,
+    side: Side,
+    out: Totals,
+    side_out: SideTotals,
+) -> None:
     """Every sample, block by block."""
     run, block, others = np.zeros(8), np.zeros(8), np.zeros_like(out.q_profile)
     for row in range(pairs.begin.size):
@@ -98,12 +103,16 @@ def measure_samples(pairs: Pairs, settings: Settings, b: F64, window: Window, ou
             )
             if t < settings.lag_window:
                 keep_window(b, n, t, window)
+            if counted > 0:
+                blocks.transform(n, b)
+            if t < settings.lag_window and side.ids.size > 0:
+                few = min(n, settings.lag_window - t)
+                add_ids(side, b, start, few, row, t == 0, side_out)
             if counted == 0:
                 b[blocks.CARRY :] = 0.0
                 continue
             if heads < out.head.shape[2]:
                 heads = add_heads(b, n, heads, out.head[row])
-            blocks.transform(n, b)
             add_columns(pairs, settings, b, n, t, out, row)
             add_histogram(settings, b, n, out.slot, out.histogram)
             add_profiles(b, n, t, end - begin, out, run, block)
@@ -111,6 +120,7 @@ def measure_samples(pairs: Pairs, settings: Settings, b: F64, window: Window, ou
             add_q_profile(b, n, out.slot, block, others, out.q_profile)
             add_worst(b, n, start, row, out)
             blocks.remember(b, n)
+            add_side(side, settings.clamp, b, start, n, row, out.slot, side_out)
         out.rows[row, blocks.AT_LENGTH] = end - begin
         scan_lags(
             pairs.lags[row], min(end - begin, settings.lag_window), settings, window, out, row
@@ -197,7 +207,7 @@ def add_q_profile(
     others[:] = 0.0
     for k in range(count):
         i = slot[k]
-        add_token(b, i, others[int(min(-2.0 * b[blocks.Q + i], 31.0))])
+        blocks.add_token(b, i, others[int(min(-2.0 * b[blocks.Q + i], 31.0))])
     left = block[0] - others[:, 0].sum()  # counts, so exact
     for c in range(8):
         rest = block[c]
@@ -205,20 +215,6 @@ def add_q_profile(
             rest -= others[bucket, c]
             out[bucket, c] += others[bucket, c]
         out[0, c] += rest if left > 0.0 else 0.0
-
-
-@njit(nogil=True, cache=True)
-def add_token(b: F64, i: int, target: F64) -> None:
-    """PROFILE values of one token."""
-    d, lr = b[blocks.D + i], b[blocks.LR + i]
-    target[0] += b[blocks.W + i]
-    target[1] += d
-    target[2] += abs(d)
-    target[3] += d * d
-    target[4] += b[blocks.K3 + i]
-    target[5] += b[blocks.RHO + i]
-    target[6] += lr
-    target[7] += lr * lr
 
 
 @njit(nogil=True, cache=True)
@@ -238,28 +234,38 @@ def add_profiles(b: F64, n: int, t0: int, length: int, out: Totals, run: F64, bl
     The buckets are runs of positions: cut the block where any of them changes and add whole runs.
     """
     t, end = t0, t0 + n
+    near, far, part = digits(t), digits(length - 1 - t), 16 * t // length
     block[:] = 0.0
     while t < end:
-        rest = length - 1 - t
-        near, far, part = digits(t), digits(rest), 16 * t // length
-        stop = min(end, 1 << near, ((part + 1) * length + 15) // 16)
-        stop = min(stop, length - (1 << (far - 1)) if far > 0 else length)
+        part_end = ((part + 1) * length + 15) >> 4
+        far_end = length - (1 << (far - 1)) if far > 0 else length
+        stop = min(min(end, 1 << near), min(part_end, far_end))
         run[:] = 0.0
         if stop - t < SHORT_RUN:  # cheaper than setting up the vector loop
             for i in range(t - t0, stop - t0):
-                add_token(b, i, run)
+                blocks.add_token(b, i, run)
         else:
             blocks.add_run(b, t - t0, stop - t0, run)
-        for c in range(8):
-            out.position[min(near, 23), c] += run[c]
-            out.from_end[min(far, 23), c] += run[c]
-            out.relative[part, c] += run[c]
-            block[c] += run[c]
+        add_eight(run, out.position[min(near, 23)])
+        add_eight(run, out.from_end[min(far, 23)])
+        add_eight(run, out.relative[part])
+        add_eight(run, block)
         t = stop
+        near += t == 1 << near
+        far -= t == far_end
+        while ((part + 1) * length + 15) >> 4 <= t < end:  # several parts where length < 16
+            part += 1
     for t in range(t0, min(end, 8)):
-        add_token(b, t - t0, out.first[t])
+        blocks.add_token(b, t - t0, out.first[t])
     for t in range(max(t0, length - 8), end):
-        add_token(b, t - t0, out.last[length - 1 - t])
+        blocks.add_token(b, t - t0, out.last[length - 1 - t])
+
+
+@njit(nogil=True, cache=True)
+def add_eight(values: F64, target: F64) -> None:
+    """target [8] += values [8]."""
+    for c in range(8):
+        target[c] += values[c]
 
 
 @njit(nogil=True, cache=True)
@@ -295,56 +301,47 @@ def keep_window(b: F64, n: int, t: int, window: Window) -> None:
 def scan_lags(
     lags: I64, size: int, settings: Settings, window: Window, out: Totals, row: int
 ) -> None:
-    """LAG_COLUMNS of q[t] against p[t + lag] for each of lags [L]."""
+    """LAG_COLUMNS of q[t] against p[t + lag] for each of lags [L]; the first are all near 0."""
+    near = out.lag_totals.shape[0]
     sums = np.zeros(8)
     for k in range(lags.size):
         lag = lags[k]
         n = size - abs(lag)
         if n <= 0:
             continue
+        known = lag - lags[0]
+        if k >= near and 0 <= known < near:  # a padding that short was scanned already
+            out.lag_count[row, k] = out.lag_count[row, known]
+            out.lag_size[row, k] = out.lag_size[row, known]
+            continue
         sums[:] = 0.0
-        at_q, at_p = max(0, -lag), max(0, lag)
-        pair_up(window, at_q, at_p, n, settings.clamp)
-        k3_block(window.d, n, window.k3)
-        add_lag(window, at_q, at_p, n, sums)
+        add_lag(window, max(0, -lag), max(0, lag), n, settings.clamp, sums)
         out.lag_count[row, k] = sums[0]
         out.lag_size[row, k] = sums[1]
-        if k < out.lag_totals.shape[0]:
+        if k < near:
             out.lag_totals[k] += sums
 
 
-@njit(nogil=True, cache=True, fastmath=ELEMENTWISE)
-def pair_up(window: Window, at_q: int, at_p: int, n: int, clamp: float) -> None:
-    """both and clamped Δ of q[at_q + i] against p[at_p + i]."""
-    for i in range(n):
-        both = window.w[at_q + i] * window.w[at_p + i]
-        d = window.p[at_p + i] - window.q[at_q + i]
-        window.both[i] = both
-        window.d[i] = both * min(max(d, -clamp), clamp)
-
-
-@njit(nogil=True, cache=True, fastmath=SUMS)
-def add_lag(window: Window, at_q: int, at_p: int, n: int, sums: F64) -> None:
-    """LAG_COLUMNS of the aligned tokens."""
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def add_lag(window: Window, at_q: int, at_p: int, n: int, clamp: float, sums: F64) -> None:
+    """LAG_COLUMNS of q[at_q + i] against p[at_p + i] for i below n, added to sums [8]."""
+    w_q, w_p = window.w[at_q : at_q + n], window.w[at_p : at_p + n]
+    qs, ps = window.q[at_q : at_q + n], window.p[at_p : at_p + n]
     count = size = k3 = sq = sp = sqq = spp = sqp = 0.0
     for i in range(n):
-        q, p = window.both[i] * window.q[at_q + i], window.both[i] * window.p[at_p + i]
-        count += window.both[i]
-        size += abs(window.d[i])
-        k3 += window.k3[i]
+        both = w_q[i] * w_p[i]
+        q, p = both * qs[i], both * ps[i]
+        d = min(max(p - q, -clamp), clamp)
+        count += both
+        size += abs(d)
+        k3 += k3_at(d)
         sq += q
         sp += p
         sqq += q * q
         spp += p * p
         sqp += q * p
-    sums[0] += count
-    sums[1] += size
-    sums[2] += k3
-    sums[3] += sq
-    sums[4] += sp
-    sums[5] += sqq
-    sums[6] += spp
-    sums[7] += sqp
+    for c, total in enumerate((count, size, k3, sq, sp, sqq, spp, sqp)):
+        sums[c] += total
 
 
 @njit(nogil=True, cache=True)
@@ -367,13 +364,6 @@ def live_spans(block: PairBlock) -> tuple[I64, I64]:
     return first, last
 
 
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only, aligned, C-contiguous view: one type for the compiler."""
-    view = np.require(array, requirements=["C", "A"]).view()
-    view.flags.writeable = False
-    return view
-
-
 def new_window(size: int) -> Window:
     """Scratch space for the lag scan."""
     return Window(*np.zeros((len(Window._fields), max(size, 1))))
@@ -382,8 +372,3 @@ def new_window(size: int) -> Window:
 def log_positions(longest: int) -> F64:
     """ln(1 + t) for t below `longest`."""
     return np.log1p(np.arange(longest, dtype=np.float64))
-
-
-def log_range(low: float, high: float) -> tuple[float, float]:
-    """The clip range of ρ as a range of Δ."""
-    return math.log(low), math.log(high)

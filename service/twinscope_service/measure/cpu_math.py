@@ -80,29 +80,35 @@ def rho_block(d: F64, n: int, warm: F64, cool: F64, rho_m1: F64, k3: F64) -> Non
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
-def k3_block(d: F64, n: int, k3: F64) -> None:
-    """k3 = e^Δ − 1 − Δ of d[:n], |Δ| <= 700; relative error < 1e-10.
+def k3_at(x: float) -> float:
+    """k3 = e^Δ − 1 − Δ of one Δ, |Δ| <= 700; relative error < 1e-10.
 
     Δ = whole · ln 2 + r; where whole is 0 k3 is the tail of the series of e^r, which cancels
-    nothing; elsewhere |Δ| > 0.34, k3 > 0.05, and the difference is harmless.
+    nothing; elsewhere |Δ| > 0.34, k3 > 0.05, and the difference is harmless. LLVM inlines it and
+    vectorises the loop around it; the rounding trick keeps this function's own strict flags.
     """
+    shifted = x * LOG2_E + ROUND
+    whole = shifted - ROUND
+    r = x - whole * LN2_HIGH
+    r = r - whole * LN2_LOW
+    scale = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
+    c = r * (1 / 3628800.0) + 1 / 362880.0
+    c = c * r + 1 / 40320.0
+    c = c * r + 1 / 5040.0
+    c = c * r + 1 / 720.0
+    c = c * r + 1 / 120.0
+    c = c * r + 1 / 24.0
+    c = c * r + 1 / 6.0
+    c = c * r + 0.5
+    tail = r * r * c
+    return np.float64(tail if whole == 0.0 else scale * (r + tail) + (scale - 1.0) - x)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
+def k3_block(d: F64, n: int, k3: F64) -> None:
+    """k3 of d[:n], see k3_at."""
     for i in range(n):
-        x = d[i]
-        shifted = x * LOG2_E + ROUND
-        whole = shifted - ROUND
-        r = x - whole * LN2_HIGH
-        r = r - whole * LN2_LOW
-        scale = np.int64((np.float64(shifted).view(np.int64) + 1023) << 52).view(np.float64)
-        c = r * (1 / 3628800.0) + 1 / 362880.0
-        c = c * r + 1 / 40320.0
-        c = c * r + 1 / 5040.0
-        c = c * r + 1 / 720.0
-        c = c * r + 1 / 120.0
-        c = c * r + 1 / 24.0
-        c = c * r + 1 / 6.0
-        c = c * r + 0.5
-        tail = r * r * c
-        k3[i] = tail if whole == 0.0 else scale * (r + tail) + (scale - 1.0) - x
+        k3[i] = k3_at(d[i])
 
 
 @njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)

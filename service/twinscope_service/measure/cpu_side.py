@@ -1,324 +1,379 @@
 """Side information, compiled: entropy, kept mass, ranks, token ids, ref, temperatures.
 
-These passes run only over what a block brings. They are plain scalar loops: side columns are rare,
-and a formula that reads like reference.py is worth more here than the last nanosecond.
+Each pass runs over a block that cpu_blocks.py has transformed, and only if a PairBlock brings its
+input. A pass first lays the usable values out in scratch buffers (0 where unknown), then adds up:
+two loops that vectorise where one with branches would not.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from twinscope_service.measure import formulas
-from twinscope_service.measure.cpu_kernel import Pairs, read_only
+from twinscope_service.measure import cpu_blocks as blocks
+from twinscope_service.measure.cpu_blocks import RAW, SENTINEL, SPARE, SUMS, D, P, Q, W
+from twinscope_service.measure.cpu_math import ELEMENTWISE, k3_at, log_block
+from twinscope_service.measure.layout import PROMPT_WINDOW
 from twinscope_service.measure.records import (
     F64,
     I64,
-    PROFILE_COLUMNS,
     PROFILES,
-    SIDE_COLUMN,
     SIDE_COLUMNS,
     PairBlock,
 )
 
-SENTINEL = formulas.SENTINEL
-NOISE_FLOOR, LOG_EPSILON = formulas.NOISE_FLOOR, formulas.LOG_EPSILON
 HASH_MULTIPLIER = 2654435761
-EMPTY = -1  # in the id table: no id is negative
+FLOAT_MAX = float(np.finfo(np.float32).max)
+TOKEN_BUCKETS = PROFILES["token"]
+NEW, IN_PROMPT, IN_RESPONSE = -1, 0, 1  # where an id was met before
 
 ENTROPY = ("h_n", "h", "hh", "ph", "dh", "surprise", "surprise2", "qsurprise", "qsurprise2")
 KEPT = ("kept_n", "kept_log", "kept_k3", "kept_abs")
 RANK = ("rank_n", "rank", "rank_top1")
 REF = ("ref_n", "ref_k1", "ref_k2", "ref_k3", "ref_abs", "ref_qp_pr", "ref_pr2", "ref_abs_q")
 IDS = ("ids_n", "ids_d", "ids_rho", "seen_n", "seen_d", "seen_rho", "resp_n", "resp_d", "resp_rho")
+_GROUPS = (ENTROPY, KEPT, RANK, REF, IDS)
+KERNEL_SIDE: tuple[str, ...] = sum(_GROUPS, ())
+AT_ENTROPY, AT_KEPT, AT_RANK, AT_REF, AT_IDS = (KERNEL_SIDE.index(group[0]) for group in _GROUPS)
+_TO_SIDE = [KERNEL_SIDE.index(name) for name in SIDE_COLUMNS]
+
+# scratch: buffers of the block that are done with when these passes run
+XW, X, Y = blocks.EQ, blocks.EP, blocks.WP
 
 
-def side_sums(block: PairBlock, order: I64, pairs: Pairs, clamp: float) -> F64 | None:
-    """SIDE_COLUMNS [S, len(SIDE_COLUMNS)] with rows in `order`; None without side information."""
-    found: list[tuple[tuple[str, ...], F64]] = []
-    if block.entropy is not None:
-        found.append((ENTROPY, entropy_sums(pairs, read_only(block.entropy), clamp)))
-    if block.kept_mass is not None:
-        found.append((KEPT, kept_sums(pairs, read_only(block.kept_mass), clamp)))
-    if block.sampled_rank is not None:
-        found.append((RANK, rank_sums(pairs, read_only(block.sampled_rank))[0]))
-    if block.ref_logprobs is not None:
-        found.append((REF, ref_sums(pairs, read_only(block.ref_logprobs), clamp)))
-    if block.token_ids is not None:
-        prompts, edges = prompt_edges(block, order)
-        ids = read_only(block.token_ids)
-        found.append((IDS, seen_sums(pairs, ids, prompts, edges, clamp)))
-    if not found:
-        return None
-    side = np.zeros((block.samples, len(SIDE_COLUMNS)))
-    for names, sums in found:
-        side[:, [SIDE_COLUMN[name] for name in names]] = sums
-    return side
+class Side(NamedTuple):
+    """Side inputs, read-only; an array that the PairBlock lacks is empty."""
+
+    entropy: NDArray[np.float32]  # [N]
+    kept: NDArray[np.float32]  # [N]
+    rank: NDArray[np.int32]  # [N]
+    ref: NDArray[np.float32]  # [N]
+    ids: NDArray[np.int32]  # [N]
+    prompts: NDArray[np.int32]  # [M]
+    edges: I64  # [S, 2] begin and end of each row's prompt within `prompts`
+    lse: NDArray[np.float32]  # [K, N]
+    temperatures: F64  # [K]
+    own: int  # index of the trainer's temperature
 
 
-def largest_rank(block: PairBlock, pairs: Pairs) -> float:
-    """Largest known rank over counted tokens, −inf without one."""
-    if block.sampled_rank is None:
-        return -math.inf
-    return float(rank_sums(pairs, read_only(block.sampled_rank))[1])
+class SideTotals(NamedTuple):
+    """Side output; everything but `table` is added to."""
+
+    rows: F64  # [S, len(KERNEL_SIDE)]
+    token: F64  # [TOKEN_BUCKETS + 1, 8] PROFILE sums, the last one collects the unknown
+    temperature: F64  # [K, 3] n, Σk3, Σ|Δ|
+    largest_rank: I64  # [1], −1: none known
+    table: I64  # [2^k] scratch: the ids of one row, see `meet`
 
 
-def token_profile(block: PairBlock, pairs: Pairs, clamp: float) -> F64:
-    """The profile by hash of the token id, [256, len(PROFILE_COLUMNS)]."""
-    profile = np.zeros((PROFILES["token"], len(PROFILE_COLUMNS)))
-    if block.token_ids is not None:
-        add_token_profile(pairs, read_only(block.token_ids), clamp, profile)
-    return profile
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only, aligned, C-contiguous view: one type for the compiler."""
+    view = np.require(array, requirements=["C", "A"]).view()
+    view.flags.writeable = False
+    return view
 
 
-def temperature_sums(block: PairBlock, pairs: Pairs, clamp: float) -> dict[float, F64]:
-    """T' -> (n, Σk3, Σ|Δ|) with p recomputed at T'; see reference.counterfactual_temperatures."""
-    own = block.train_temperature
-    if block.logsumexp_T is None or block.temperatures is None or own not in block.temperatures:
-        return {}
-    lse = [read_only(row) for row in block.logsumexp_T]
-    at_own = lse[block.temperatures.index(own)]
-    return {
-        float(t): counterfactual(pairs, at_own, row, own, float(t), clamp)
-        for t, row in zip(block.temperatures, lse, strict=True)
-    }
+def to_side(block: PairBlock, order: I64) -> Side:
+    """The kernel's view of what a block brings, prompts with rows in `order`."""
+    no_f32, no_i32 = np.zeros(0, np.float32), np.zeros(0, np.int32)
+    lse, temperatures, own = np.zeros((0, 0), np.float32), np.zeros(0), 0
+    if can_restore(block):
+        assert block.logsumexp_T is not None
+        assert block.temperatures is not None
+        lse, temperatures = block.logsumexp_T, np.array(block.temperatures, np.float64)
+        own = block.temperatures.index(block.train_temperature)
+    prompts, edges = no_i32, np.zeros((block.samples, 2), np.int64)
+    if block.prompt_ids is not None and block.prompt_offsets is not None:
+        ends = block.prompt_offsets[1:][order]
+        begins = np.maximum(block.prompt_offsets[:-1][order], ends - PROMPT_WINDOW)
+        prompts, edges = block.prompt_ids, np.stack([begins, ends], axis=1)
+    return Side(
+        entropy=read_only(no_f32 if block.entropy is None else block.entropy),
+        kept=read_only(no_f32 if block.kept_mass is None else block.kept_mass),
+        rank=read_only(no_i32 if block.sampled_rank is None else block.sampled_rank),
+        ref=read_only(no_f32 if block.ref_logprobs is None else block.ref_logprobs),
+        ids=read_only(no_i32 if block.token_ids is None else block.token_ids),
+        prompts=read_only(prompts),
+        edges=read_only(edges),
+        lse=read_only(lse),
+        temperatures=temperatures,
+        own=own,
+    )
 
 
-def prompt_edges(block: PairBlock, order: I64) -> tuple[NDArray[np.int32], I64]:
-    """Prompt ids [M] and begin, end of every row's prompt [S, 2]; empty where unknown."""
-    if block.prompt_ids is None or block.prompt_offsets is None:
-        return read_only(np.zeros(0, np.int32)), np.zeros((block.samples, 2), np.int64)
-    edges = np.stack([block.prompt_offsets[:-1][order], block.prompt_offsets[1:][order]], axis=1)
-    return read_only(block.prompt_ids), edges
-
-
-@njit(nogil=True, cache=True)
-def counts(pairs: Pairs, i: int) -> bool:
-    """Token i is a counted one."""
-    if pairs.mask.size != 0 and pairs.mask[i] == 0:
+def can_restore(block: PairBlock) -> bool:
+    """Other temperatures can be computed: `logsumexp_T` has a row at the trainer's own."""
+    if block.logsumexp_T is None or block.temperatures is None:
         return False
-    q, p = pairs.q[i], pairs.p[i]
-    # NaN fails every comparison, -inf is below the sentinel, +inf above 0
-    return bool(SENTINEL < q <= 0.0 and SENTINEL < p <= 0.0)
+    return block.train_temperature in block.temperatures
+
+
+def new_side_totals(block: PairBlock, window: int) -> SideTotals:
+    """Zeroed output, and a table at most half full."""
+    entries = min(window, int(np.diff(block.offsets).max(initial=0))) + PROMPT_WINDOW
+    temperatures = len(block.temperatures or ()) if can_restore(block) else 0
+    return SideTotals(
+        rows=np.zeros((block.samples, len(KERNEL_SIDE))),
+        token=np.zeros((TOKEN_BUCKETS + 1, len(blocks.PROFILE))),
+        temperature=np.zeros((temperatures, 3)),
+        largest_rank=np.full(1, -1, np.int64),
+        table=np.zeros(1 << (2 * entries - 1).bit_length(), np.int64),
+    )
+
+
+def side_columns(block: PairBlock, totals: SideTotals) -> F64 | None:
+    """SIDE_COLUMNS [S, len(SIDE_COLUMNS)]; None without side information."""
+    given = (
+        block.entropy,
+        block.kept_mass,
+        block.sampled_rank,
+        block.ref_logprobs,
+        block.token_ids,
+    )
+    if all(array is None for array in given):
+        return None
+    return totals.rows[:, _TO_SIDE]
+
+
+def temperature_sums(block: PairBlock, totals: SideTotals) -> dict[float, F64]:
+    """T' -> (n, Σk3, Σ|Δ|) with p recomputed at T'; see reference.counterfactual_temperatures."""
+    if not can_restore(block):
+        return {}
+    assert block.temperatures is not None
+    return {float(t): row for t, row in zip(block.temperatures, totals.temperature, strict=True)}
 
 
 @njit(nogil=True, cache=True)
-def clamped(value: float, clamp: float) -> float:
-    """value within ±clamp."""
-    return min(max(value, -clamp), clamp)
-
-
-@njit(nogil=True, cache=True)
-def k3_of(d: float) -> float:
-    """e^Δ − 1 − Δ: series for |Δ| <= 0.1, expm1 beyond."""
-    if abs(d) > 0.1:
-        return math.expm1(d) - d
-    tail = 1.0
-    for n in range(10, 2, -1):
-        tail = 1.0 + d / n * tail
-    return d * d / 2 * tail
-
-
-@njit(nogil=True, cache=True)
-def entropy_sums(pairs: Pairs, entropy: NDArray[np.float32], clamp: float) -> F64:
-    """ENTROPY [S, 9]."""
-    sums = np.zeros((pairs.begin.size, 9))
-    for row in range(pairs.begin.size):
-        for i in range(pairs.begin[row], pairs.end[row]):
-            h = np.float64(entropy[i])
-            if not counts(pairs, i) or not math.isfinite(h):
-                continue
-            q, p = np.float64(pairs.q[i]), np.float64(pairs.p[i])
-            surprise, qsurprise = -p - h, -q - h
-            out = sums[row]
-            out[0] += 1.0
-            out[1] += h
-            out[2] += h * h
-            out[3] += p * h
-            out[4] += clamped(p - q, clamp) * h
-            out[5] += surprise
-            out[6] += surprise * surprise
-            out[7] += qsurprise
-            out[8] += qsurprise * qsurprise
-    return sums
-
-
-@njit(nogil=True, cache=True)
-def kept_sums(pairs: Pairs, kept_mass: NDArray[np.float32], clamp: float) -> F64:
-    """KEPT [S, 4]."""
-    sums = np.zeros((pairs.begin.size, 4))
-    for row in range(pairs.begin.size):
-        for i in range(pairs.begin[row], pairs.end[row]):
-            kept = np.float64(kept_mass[i])
-            if not counts(pairs, i) or not (kept > 0.0 and kept <= 1.001):
-                continue
-            log_kept = math.log(kept)
-            raw = np.float64(pairs.p[i]) - np.float64(pairs.q[i])
-            d = clamped(raw - log_kept, clamp)
-            out = sums[row]
-            out[0] += 1.0
-            out[1] += log_kept
-            out[2] += k3_of(d)
-            out[3] += abs(d)
-    return sums
-
-
-@njit(nogil=True, cache=True)
-def rank_sums(pairs: Pairs, rank: NDArray[np.int32]) -> tuple[F64, float]:
-    """RANK [S, 3] and the largest rank."""
-    sums = np.zeros((pairs.begin.size, 3))
-    largest = -math.inf
-    for row in range(pairs.begin.size):
-        for i in range(pairs.begin[row], pairs.end[row]):
-            if rank[i] >= 0 and counts(pairs, i):
-                sums[row, 0] += 1.0
-                sums[row, 1] += rank[i]
-                sums[row, 2] += rank[i] == 0
-                largest = max(largest, float(rank[i]))
-    return sums, largest
-
-
-@njit(nogil=True, cache=True)
-def ref_sums(pairs: Pairs, ref_logprobs: NDArray[np.float32], clamp: float) -> F64:
-    """REF [S, 8]."""
-    sums = np.zeros((pairs.begin.size, 8))
-    for row in range(pairs.begin.size):
-        for i in range(pairs.begin[row], pairs.end[row]):
-            ref = np.float64(ref_logprobs[i])
-            if not counts(pairs, i) or not (ref > SENTINEL and ref <= 0.0):
-                continue
-            q, p = np.float64(pairs.q[i]), np.float64(pairs.p[i])
-            d = clamped(ref - p, clamp)
-            out = sums[row]
-            out[0] += 1.0
-            out[1] -= d
-            out[2] += d * d / 2
-            out[3] += k3_of(d)
-            out[4] += abs(d)
-            out[5] -= clamped(p - q, clamp) * d
-            out[6] += d * d
-            out[7] += abs(clamped(q - ref, clamp))
-    return sums
-
-
-@njit(nogil=True, cache=True)
-def insert_id(table: I64, token: int) -> bool:
-    """Put `token` into the hash table [2^k]; True if it was there."""
-    last = table.size - 1
-    slot = (token * HASH_MULTIPLIER >> 7) & last
-    while table[slot] != EMPTY:
-        if table[slot] == token:
-            return True
-        slot = (slot + 1) & last
-    table[slot] = token
-    return False
-
-
-@njit(nogil=True, cache=True)
-def holds_id(table: I64, token: int) -> bool:
-    """Is `token` in the hash table?"""
-    last = table.size - 1
-    slot = (token * HASH_MULTIPLIER >> 7) & last
-    while table[slot] != EMPTY:
-        if table[slot] == token:
-            return True
-        slot = (slot + 1) & last
-    return False
-
-
-@njit(nogil=True, cache=True)
-def new_table(entries: int) -> I64:
-    """An id table at most half full."""
-    size = 16
-    while size < 2 * entries:
-        size *= 2
-    return np.full(size, EMPTY)
-
-
-@njit(nogil=True, cache=True)
-def seen_sums(
-    pairs: Pairs, ids: NDArray[np.int32], prompts: NDArray[np.int32], edges: I64, clamp: float
-) -> F64:
-    """IDS [S, 9]; edges [S, 2] bound each row's prompt."""
-    sums = np.zeros((pairs.begin.size, 9))
-    for row in range(pairs.begin.size):
-        response = new_table(pairs.end[row] - pairs.begin[row])
-        prompt = new_table(edges[row, 1] - edges[row, 0])
-        for i in range(edges[row, 0], edges[row, 1]):
-            if prompts[i] >= 0:
-                insert_id(prompt, int(prompts[i]))
-        for i in range(pairs.begin[row], pairs.end[row]):
-            token = int(ids[i])
-            if token < 0:
-                continue
-            again = insert_id(response, token)
-            if not counts(pairs, i):
-                continue
-            d = clamped(np.float64(pairs.p[i]) - np.float64(pairs.q[i]), clamp)
-            rho = math.expm1(d)
-            add_id(sums[row], 0, d, rho)
-            if again or holds_id(prompt, token):
-                add_id(sums[row], 3, d, rho)
-            if again:
-                add_id(sums[row], 6, d, rho)
-    return sums
-
-
-@njit(nogil=True, cache=True)
-def add_id(out: F64, at: int, d: float, rho: float) -> None:
-    """n, Δ, expm1(Δ) at out[at:]."""
-    out[at] += 1.0
-    out[at + 1] += d
-    out[at + 2] += rho
-
-
-@njit(nogil=True, cache=True)
-def add_token_profile(pairs: Pairs, ids: NDArray[np.int32], clamp: float, profile: F64) -> None:
-    """PROFILE_COLUMNS by a hash of the id."""
-    for row in range(pairs.begin.size):
-        for i in range(pairs.begin[row], pairs.end[row]):
-            token = int(ids[i])
-            if token < 0 or not counts(pairs, i):
-                continue
-            out = profile[((token * HASH_MULTIPLIER) & 0xFFFFFFFF) >> 24]
-            q = np.float64(pairs.q[i])
-            d = clamped(np.float64(pairs.p[i]) - q, clamp)
-            lr = math.log(abs(d) / max(-math.expm1(q), NOISE_FLOOR) + LOG_EPSILON)
-            k3 = k3_of(d)
-            out[0] += 1.0
-            out[1] += d
-            out[2] += abs(d)
-            out[3] += d * d
-            out[4] += k3
-            out[5] += k3 + d
-            out[6] += lr
-            out[7] += lr * lr
-
-
-@njit(nogil=True, cache=True)
-def counterfactual(
-    pairs: Pairs,
-    lse_own: NDArray[np.float32],
-    lse: NDArray[np.float32],
-    own: float,
-    temperature: float,
+def add_side(
+    side: Side,
     clamp: float,
-) -> F64:
-    """(n, Σk3, Σ|Δ|) with p at `temperature` instead of `own`."""
-    sums = np.zeros(3)
-    for row in range(pairs.begin.size):
-        for i in range(pairs.begin[row], pairs.end[row]):
-            if not counts(pairs, i):
-                continue
-            logit = own * (np.float64(pairs.p[i]) + np.float64(lse_own[i]))
-            d = logit / temperature - np.float64(lse[i]) - np.float64(pairs.q[i])
-            if not math.isfinite(d):
-                continue
-            d = np.float64(clamped(d, clamp))
-            sums[0] += 1.0
-            sums[1] += k3_of(d)
-            sums[2] += abs(d)
-    return sums
+    b: F64,
+    start: int,
+    n: int,
+    row: int,
+    slot: NDArray[np.uint32],
+    out: SideTotals,
+) -> None:
+    """All passes but `add_ids` over the block of tokens start..start+n. Overwrites XW, X, Y."""
+    sums, here = out.rows[row], slice(start, start + n)
+    if side.ids.size > 0:
+        add_token_profile(side.ids[here], b, slot, out.token)
+    if side.entropy.size > 0:
+        keep_entropy(side.entropy[here], b)
+        add_entropy(b, n, sums)
+    if side.kept.size > 0:
+        keep_kept(side.kept[here], b)
+        add_kept(b, n, clamp, sums)
+    if side.rank.size > 0:
+        largest = add_rank(side.rank[here], b, sums)
+        out.largest_rank[0] = max(out.largest_rank[0], largest)
+    if side.ref.size > 0:
+        keep_ref(side.ref[here], b, clamp)
+        add_ref(b, n, sums)
+    for k in range(side.temperatures.size):
+        logit = side.temperatures[side.own] / side.temperatures[k]
+        keep_temperature(side.lse[side.own, here], side.lse[k, here], b, logit, clamp)
+        add_temperature(b, n, out.temperature[k])
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
+def keep_entropy(entropy: NDArray[np.float32], b: F64) -> None:
+    """XW: the entropy is known; X: its value, else 0."""
+    for i in range(entropy.size):
+        b[X + i] = entropy[i]
+    for i in range(entropy.size):
+        h = b[X + i]
+        known = (b[W + i] > 0.0) & (abs(h) <= FLOAT_MAX)  # fails for NaN too
+        b[XW + i] = 1.0 if known else 0.0
+        b[X + i] = h if known else 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def add_entropy(b: F64, n: int, sums: F64) -> None:
+    """ENTROPY."""
+    count = total = hh = ph = dh = s = ss = z = zz = 0.0
+    for i in range(n):
+        w, h = b[XW + i], b[X + i]
+        surprise, qsurprise = -w * b[P + i] - h, -w * b[Q + i] - h
+        count += w
+        total += h
+        hh += h * h
+        ph += b[P + i] * h
+        dh += b[D + i] * h
+        s += surprise
+        ss += surprise * surprise
+        z += qsurprise
+        zz += qsurprise * qsurprise
+    for c, value in enumerate((count, total, hh, ph, dh, s, ss, z, zz)):
+        sums[AT_ENTROPY + c] += value
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
+def keep_kept(kept_mass: NDArray[np.float32], b: F64) -> None:
+    """XW: the kept mass is known; X: its logarithm, else 0."""
+    n = kept_mass.size
+    for i in range(n):
+        b[SPARE + i] = kept_mass[i]
+    for i in range(n):
+        kept = b[SPARE + i]
+        known = (b[W + i] > 0.0) & (kept > 0.0) & (kept <= 1.001)
+        b[XW + i] = 1.0 if known else 0.0
+        b[SPARE + i] = kept if known else 1.0
+    log_block(b[SPARE:], n, b[X:])
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def add_kept(b: F64, n: int, clamp: float, sums: F64) -> None:
+    """KEPT."""
+    count = log_kept = k3 = size = 0.0
+    for i in range(n):
+        w = b[XW + i]
+        d = w * min(max(b[RAW + i] - b[X + i], -clamp), clamp)
+        count += w
+        log_kept += b[X + i]
+        k3 += k3_at(d)
+        size += abs(d)
+    for c, value in enumerate((count, log_kept, k3, size)):
+        sums[AT_KEPT + c] += value
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def add_rank(rank: NDArray[np.int32], b: F64, sums: F64) -> int:
+    """RANK; returns the largest, −1 without one."""
+    count = total = top = np.int64(0)
+    largest = np.int64(-1)
+    for i in range(rank.size):
+        r = np.int64(rank[i]) if b[W + i] > 0.0 else np.int64(-1)
+        count += r >= 0
+        total += r if r > 0 else np.int64(0)
+        top += r == 0
+        largest = max(largest, r)
+    sums[AT_RANK + 0] += count
+    sums[AT_RANK + 1] += total
+    sums[AT_RANK + 2] += top
+    return int(largest)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
+def keep_ref(ref_logprobs: NDArray[np.float32], b: F64, clamp: float) -> None:
+    """XW: ref is known; X: ref − p, Y: q − ref, both clamped, else 0."""
+    for i in range(ref_logprobs.size):
+        b[X + i] = ref_logprobs[i]
+    for i in range(ref_logprobs.size):
+        ref, q, p = b[X + i], b[Q + i], b[P + i]
+        known = (b[W + i] > 0.0) & (ref > SENTINEL) & (ref <= 0.0)
+        b[XW + i] = 1.0 if known else 0.0
+        b[X + i] = min(max(ref - p, -clamp), clamp) if known else 0.0
+        b[Y + i] = min(max(q - ref, -clamp), clamp) if known else 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def add_ref(b: F64, n: int, sums: F64) -> None:
+    """REF."""
+    count = d_sum = d2 = k3 = size = cross = from_q = 0.0
+    for i in range(n):
+        d = b[X + i]
+        count += b[XW + i]
+        d_sum += d
+        d2 += d * d
+        k3 += k3_at(d)
+        size += abs(d)
+        cross += b[D + i] * d
+        from_q += abs(b[Y + i])
+    for c, value in enumerate((count, -d_sum, d2 / 2, k3, size, -cross, d2, from_q)):
+        sums[AT_REF + c] += value
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=ELEMENTWISE)
+def keep_temperature(
+    lse_own: NDArray[np.float32], lse: NDArray[np.float32], b: F64, ratio: float, clamp: float
+) -> None:
+    """XW: p at the other temperature is known; X: its Δ, else 0. `ratio` = own / other."""
+    for i in range(lse.size):
+        b[X + i] = lse_own[i]
+    for i in range(lse.size):
+        b[Y + i] = lse[i]
+    for i in range(lse.size):
+        d = ratio * (b[P + i] + b[X + i]) - b[Y + i] - b[Q + i]
+        known = (b[W + i] > 0.0) & (abs(d) <= FLOAT_MAX)  # fails for NaN too
+        b[XW + i] = 1.0 if known else 0.0
+        b[X + i] = min(max(d, -clamp), clamp) if known else 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def add_temperature(b: F64, n: int, sums: F64) -> None:
+    """n, Σk3, Σ|Δ|."""
+    count = k3 = size = 0.0
+    for i in range(n):
+        count += b[XW + i]
+        k3 += k3_at(b[X + i])
+        size += abs(b[X + i])
+    for c, value in enumerate((count, k3, size)):
+        sums[c] += value
+
+
+@njit(nogil=True, cache=True)
+def add_token_profile(
+    ids: NDArray[np.int32], b: F64, slot: NDArray[np.uint32], profile: F64
+) -> None:
+    """PROFILE by a hash of the id; unknown ids go to the last row."""
+    for i in range(ids.size):
+        bucket = (np.int64(ids[i]) * HASH_MULTIPLIER & 0xFFFFFFFF) >> 24
+        slot[i] = bucket if ids[i] >= 0 else TOKEN_BUCKETS
+    for i in range(ids.size):
+        blocks.add_token(b, i, profile[slot[i]])
+
+
+@njit(nogil=True, cache=True)
+def add_ids(side: Side, b: F64, start: int, n: int, row: int, fresh: bool, out: SideTotals) -> None:
+    """IDS of the n tokens from `start`; `fresh`: they begin the row, whose prompt comes first."""
+    stamp = row + 1
+    if fresh:
+        for i in range(side.edges[row, 0], side.edges[row, 1]):
+            if side.prompts[i] >= 0:
+                meet(out.table, stamp, int(side.prompts[i]), IN_PROMPT)
+    sums = out.rows[row, AT_IDS:]
+    for i in range(n):
+        token = int(side.ids[start + i])
+        if token < 0:
+            continue
+        before = meet(out.table, stamp, token, IN_RESPONSE)
+        if b[W + i] == 0.0:
+            continue
+        d, rho = b[D + i], b[blocks.RHO + i]
+        add_id(sums, 0, d, rho)
+        if before != NEW:
+            add_id(sums, 3, d, rho)
+        if before == IN_RESPONSE:
+            add_id(sums, 6, d, rho)
+
+
+@njit(nogil=True, cache=True)
+def meet(table: I64, stamp: int, token: int, where: int) -> int:
+    """Note that `token` is at `where`; returns where it was before: NEW, IN_PROMPT, IN_RESPONSE.
+
+    An entry is (stamp, token, where) in 30, 32 and 1 bits; with another stamp it counts as empty,
+    so that the table serves one row after another without being cleared.
+    """
+    last = table.size - 1
+    key = (stamp << 32) | token
+    slot = (token * HASH_MULTIPLIER >> 7) & last
+    while table[slot] >> 33 == stamp:
+        if table[slot] >> 1 == key:
+            before = table[slot] & 1
+            table[slot] |= where
+            return int(before)
+        slot = (slot + 1) & last
+    table[slot] = (key << 1) | where
+    return NEW
+
+
+@njit(nogil=True, cache=True)
+def add_id(sums: F64, at: int, d: float, rho: float) -> None:
+    """n, Δ, expm1(Δ) at sums[at:]."""
+    sums[at] += 1.0
+    sums[at + 1] += d
+    sums[at + 2] += rho

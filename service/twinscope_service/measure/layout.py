@@ -24,6 +24,7 @@ from twinscope_service.measure.records import (
 )
 
 HEAD = 8  # tokens at the start of a sample that its row carries
+PROMPT_WINDOW = 512  # ids at the end of a prompt that a response id is looked up in
 
 
 def key_order(keys: NDArray[np.uint8]) -> I64:
@@ -144,20 +145,24 @@ def _first_hashes(block: PairBlock, first: I64) -> F64 | None:
 
 
 def occurred_before(
-    block: PairBlock, ids: NDArray[np.int32]
+    block: PairBlock, ids: NDArray[np.int32], window: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Per token [N]: its id occurs earlier in the live response; earlier there or in the prompt.
 
-    Masked tokens inside the live span (tool output) count as occurrences, padding does not.
+    Only the first `window` tokens of a live span are looked at (the rest is False), and the last
+    PROMPT_WINDOW of the prompt. Masked tokens inside the live span (tool output) count as
+    occurrences, padding does not.
     """
     first, last = live_spans(block)
     response, seen = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
     for s in range(block.samples):
-        here = ids[first[s] : last[s]]
+        end = min(last[s], first[s] + window)
+        here = ids[first[s] : end]
         _, start, inverse = np.unique(here, return_index=True, return_inverse=True)
         again = start[inverse] < np.arange(len(here))
-        response[first[s] : last[s]] = again
-        seen[first[s] : last[s]] = again | np.isin(here, _prompt(block, s))
+        response[first[s] : end] = again
+        prompt = _prompt(block, s)[-PROMPT_WINDOW:]
+        seen[first[s] : end] = again | np.isin(here, prompt)
     return response, seen
 
 

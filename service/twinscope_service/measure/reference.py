@@ -251,7 +251,7 @@ def side_columns(
     if block.sampled_rank is not None:
         found |= rank_columns(block.sampled_rank[tokens.index])
     if block.token_ids is not None:
-        found |= seen_columns(block, tokens, block.token_ids)
+        found |= seen_columns(block, tokens, block.token_ids, options.lag_window)
     if block.ref_logprobs is not None:
         ref = block.ref_logprobs[tokens.index].astype(np.float64)
         found |= ref_columns(ref, tokens, options)
@@ -301,10 +301,15 @@ def kept_columns(kept: F64, tokens: Tokens, options: MeasureOptions) -> dict[str
     return where_known(known, columns)
 
 
-def seen_columns(block: PairBlock, tokens: Tokens, ids: NDArray[np.int32]) -> dict[str, F64]:
-    """Did the id occur before, in the response (`resp`) or there or in the prompt (`seen`)?"""
-    known = ids[tokens.index] >= 0
-    response, seen = layout.occurred_before(block, ids)
+def seen_columns(
+    block: PairBlock, tokens: Tokens, ids: NDArray[np.int32], window: int
+) -> dict[str, F64]:
+    """Did the id occur before, in the response (`resp`) or there or in the prompt (`seen`)?
+
+    Asked of the first `window` tokens of each live span; the others are in none of these columns.
+    """
+    known = (ids[tokens.index] >= 0) & (tokens.t < window)
+    response, seen = layout.occurred_before(block, ids, window)
     resp, seen = response[tokens.index] & known, seen[tokens.index] & known
     rho = np.expm1(tokens.d)
     found: dict[str, F64] = {}

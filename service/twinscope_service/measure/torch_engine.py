@@ -168,8 +168,9 @@ class TorchEngine:
             ref = self._up(block.ref_logprobs)[tokens.index].double()
             found |= ref_columns(ref, tokens, options.clamp)
         if block.token_ids is not None:
-            response, seen = layout.occurred_before(block, block.token_ids)
-            known = self._up(block.token_ids)[tokens.index] >= 0
+            window = options.lag_window
+            response, seen = layout.occurred_before(block, block.token_ids, window)
+            known = (self._up(block.token_ids)[tokens.index] >= 0) & (tokens.t < window)
             chosen = {
                 "ids": known,
                 "seen": self._up(seen)[tokens.index] & known,
