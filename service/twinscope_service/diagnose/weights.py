@@ -18,6 +18,7 @@ RAISED = 0.4  # least level of the loud part: a contrast below the floor is no f
 SPAN_INFLATION = 4.0  # tokens of a sample are not independent; spans have no sample rows
 PROFILE = {name: i for i, name in enumerate(PROFILE_COLUMNS)}
 SAME_WEIGHTS = ("stale_weights", "partial_weight_sync", "corrupt_weight_layout")
+NUMERIC_DOUBLES = ("quantized_rollout", "norm_or_precision_mismatch")  # same moments
 SEPARATOR = "log-probs of 1 000 tokens under the previous weights, or a checksum per tensor"
 
 
@@ -159,7 +160,7 @@ def _by_level(view: View, cause: str) -> Claim | None:
         ),
         estimate={"k3_over_floor": round(k3 / view.floor, 2)},
         k3_after=view.floor,
-        group=SAME_WEIGHTS,
+        group=SAME_WEIGHTS + NUMERIC_DOUBLES,
         separator=SEPARATOR,
     )
 
