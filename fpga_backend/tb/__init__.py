@@ -1,0 +1,1 @@
+"""The RTL suite: `make test-rtl` at the root."""
