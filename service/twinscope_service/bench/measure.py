@@ -99,9 +99,8 @@ def make_block(tokens: int, *, samples: int = SAMPLES, seed: int = 0) -> PairBlo
     """
     rng = np.random.default_rng(seed)
     lengths = np.minimum(rng.lognormal(0.0, 0.6, samples), LONGEST * np.exp(0.18))
-    lengths = np.maximum((lengths / lengths.sum() * tokens).astype(np.int64), 1)
-    offsets = np.minimum(np.concatenate([[0], np.cumsum(lengths)]), tokens).astype(np.int64)
-    offsets[-1] = tokens  # what rounding left over
+    ends = np.rint(np.cumsum(lengths) / lengths.sum() * tokens).astype(np.int64)
+    offsets = np.append(np.zeros(1, np.int64), ends)
     q = -rng.exponential(0.6, tokens)
     q[rng.random(tokens) < 0.05] = 0.0  # in float32, sure tokens have log-prob 0
     p = np.minimum(q + 0.03 * -np.expm1(q) * rng.standard_t(4, tokens), 0.0)
