@@ -78,7 +78,7 @@ function build(data, columns, { view, shown }) {
 }
 
 function curve(data, values, { from, to, name, axis: yaxis, tint, width }) {
-  const kept = thin(values, { from, to });
+  const kept = thin(values, { from, to, budget: yaxis === "y" ? 1200 : 600 });
   return {
     type: "scatter", mode: kept.length < 60 ? "lines+markers" : "lines", yaxis, x: kept.map((i) => data.step[i]), y: kept.map((i) => values[i]),
     line: { color: color(tint), width }, marker: { size: 4 }, name: plain(TITLES[name] ?? words(name)), hovertemplate: "step %{x}<br>%{y:.4g}<extra>%{fullData.name}</extra>", connectgaps: false,
@@ -96,11 +96,11 @@ function k3(data, from, to) {
   const values = data.metrics.k3_mean ?? [];
   const line = curve(data, values, { from, to, name: "rollout_train_kl", axis: "y", tint: "accent", width: 1.8 });
   line.mode = "lines";
-  const kept = thin(values, { from, to, budget: 500 });
+  const kept = thin(values, { from, to, budget: 300 });
   const tint = { ok: color("accent"), inconsistent: color("bad"), unknown: color("unknown") };
   return [line, {
     type: "scatter", mode: "markers", x: kept.map((i) => data.step[i]), y: kept.map((i) => values[i]), name: "rollout_train_kl",
-    marker: { size: 6, opacity: kept.length > 250 ? 0 : 1, color: kept.map((i) => tint[data.verdict[i]]), symbol: kept.map((i) => ({ ok: "circle", inconsistent: "triangle-up", unknown: "x" })[data.verdict[i]]) },
+    marker: { size: 6, opacity: to - from > 300 ? 0 : 1, color: kept.map((i) => tint[data.verdict[i]]), symbol: kept.map((i) => ({ ok: "circle", inconsistent: "triangle-up", unknown: "x" })[data.verdict[i]]) },
     text: kept.map((i) => `${data.verdict[i]}${data.cause[i] ? `, ${plain(words(data.cause[i]))}` : ""}<br>${format(data.counted[i])} tokens`),
     hovertemplate: "<b>step %{x}</b><br>%{y:.4g}<br>%{text}<extra></extra>",
   }];
