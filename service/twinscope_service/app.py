@@ -13,7 +13,6 @@ from importlib.metadata import version
 import uvicorn
 from anyio import to_thread
 from fastapi import FastAPI
-from fastapi_offline import FastAPIOffline
 
 from twinscope.errors import ConfigError
 from twinscope_service.alert.sender import Alerting, plan_alerts
@@ -67,7 +66,7 @@ def build_app(settings: Settings, *, opened: Pipeline | None = None) -> FastAPI:
             await to_thread.run_sync(alerting.close)
             await to_thread.run_sync(pipeline.close)
 
-    app = FastAPIOffline(  # the API page's files come from a package, not from a CDN
+    app = FastAPI(
         title="TwinScope",
         version=version("twinscope"),
         description="Is the policy that sampled the tokens the policy that is being trained?",
