@@ -83,6 +83,16 @@ def test_a_step_with_one_side_missing_is_unknown(bench: Bench) -> None:
     assert bench.pipeline.health().evicted["step_closed"] == 40
 
 
+def test_rollouts_under_other_ids_are_said_to_wait(bench: Bench) -> None:
+    """Both probes are attached; without a step the rollouts wait for the whole run."""
+    bench.send(body_of([replace(s, name=f"other{s.name}") for s in SAMPLES[:30]], "rollout"))
+    bench.send(body_of(SAMPLES, "train", step=0))
+    (first, *_) = bench.pipeline.close_step("r", 0).diagnosis
+    assert first["cause"] == "side_missing"
+    assert "30 rollout samples of this run wait and none matches" in first["evidence"]
+    assert first["estimate"]["waiting"] == {"rollout": 30, "train": 40}
+
+
 def test_rollouts_whose_trainer_never_speaks_close_their_step_as_unknown(bench: Bench) -> None:
     """After the time to live; those without a step are given up and counted."""
     bench.send(body_of(SAMPLES[:20], "rollout", step=3))
@@ -390,7 +400,8 @@ def test_a_trainer_that_goes_back_trains_its_steps_again(bench: Bench) -> None:
         bench.send(body_of(SAMPLES, "paired", step=step))
         bench.pipeline.close_step("r", step)
     again = [replace(s, p=s.p * np.float32(1.01)) for s in SAMPLES[:30]]
-    assert bench.send(body_of(again, "paired", step=4), batch_id="early").joined == 0
+    with pytest.raises(Conflict, match="restart"):
+        bench.send(body_of(again, "paired", step=4), batch_id="early")
     bench.clock.advance(1)
     bench.pipeline.event("r", step=4, kind="restart", fields={})
     bench.restart()
@@ -399,7 +410,8 @@ def test_a_trainer_that_goes_back_trains_its_steps_again(bench: Bench) -> None:
     assert bench.send(body_of(again, "paired", step=4)).joined == 30
     assert bench.pipeline.step("r", 4).state == "open"
     assert bench.pipeline.close_step("r", 4).samples == 30
-    assert bench.send(body_of(again, "paired", step=3)).joined == 0
+    with pytest.raises(Conflict, match="restart"):
+        bench.send(body_of(again, "paired", step=3))
     assert bench.restart().step("r", 4).samples == 30
     assert [view.samples for view in bench.pipeline.steps("r")] == [40, 30, 40]
 
