@@ -22,7 +22,7 @@ $(VENV)/.service: pyproject.toml constraints.txt | $(VENV)/bin/pip
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing the service, torch and the test tools into $(VENV) (once, some minutes)"
-	$(PIP) -e ".[service,torch,fpga,dev]"
+	$(PIP) -e ".[service,apprise,torch,fpga,dev]"
 	@touch $@ $(VENV)/.service
 
 setup: $(VENV)/.service  ## install the service
