@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -75,7 +76,11 @@ def conclude(
     with meter.survive("diagnose", crashed=crashed):
         context = replace(
             opened.context,
-            join=join_counts(leaving.tally, evicted=view.evicted),
+            join=join_counts(
+                leaving.tally,
+                evicted=view.evicted,
+                waiting=Counter(leaving.closing.evicted) + state.join.without_step(),
+            ),
             events=events_of(store.events(state.run, limit=EVENTS)),
         )
         causes = stages.diagnose(summary, context=context, history=state.history())

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from twinscope_service.detect.bands import Judgement, StepFacts
 from twinscope_service.diagnose.context import JoinCounts
-from twinscope_service.join.records import PAIR_SIDES, Outcome
+from twinscope_service.join.records import PAIR_SIDES, Outcome, PairSide
 from twinscope_service.join.tally import StepTally
 from twinscope_service.measure.derive import coverage_block, kl_reward_ratio
 from twinscope_service.measure.records import Summary
@@ -73,14 +73,18 @@ def step_facts(opened: OpenStep, tally: StepTally, summary: Summary) -> StepFact
     )
 
 
-def join_counts(tally: StepTally, *, evicted: Mapping[str, int]) -> JoinCounts:
-    """The join's counts as diagnosis takes them."""
+def join_counts(
+    tally: StepTally, *, evicted: Mapping[str, int], waiting: Mapping[PairSide, int]
+) -> JoinCounts:
+    """The join's counts as diagnosis takes them. `waiting`: side -> samples that met no other."""
     known = [d for d in tally.differences if d.first is not None]
     return JoinCounts(
         rollout_samples=tally.received["rollout"],
         train_samples=tally.received["train"],
         ref_samples=tally.received["ref"],
         joined=tally.outcomes[Outcome.JOINED],
+        waiting_rollout=waiting.get("rollout", 0),
+        waiting_train=waiting.get("train", 0),
         retokenized=tally.outcomes[Outcome.RETOKENIZED],
         first_difference=min((d.first for d in known if d.first is not None), default=None),
         length_mismatch=sum(d.first == min(d.rollout_tokens, d.train_tokens) for d in known),

@@ -10,7 +10,7 @@ import numpy as np
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
 from twinscope_service.diagnose.level import expected_floor, level_at
 from twinscope_service.diagnose.view import Mask, View
-from twinscope_service.measure.records import F64, LAG_COLUMNS, LAGS
+from twinscope_service.measure.records import F64, I64, LAG_COLUMNS, LAGS
 
 Z_EVIDENCE = 5.0
 RAISED = 0.4  # least level of the loud part: a contrast below the floor is no fault
@@ -147,9 +147,10 @@ def sample_permutation(view: View) -> Claim | None:
     suspects = known & (own > 0.4) & (view.sample_correlation < 0.7)
     if suspects.sum() < max(2, 0.04 * known.sum()):
         return None
-    matched = _matched_elsewhere(q, p, own, known, suspects)
-    share_matched = float(matched.sum() / suspects.sum())
-    found = matched.sum() >= 2 and share_matched >= 0.1
+    asked, partner = _partners(q, p, own, known, suspects)
+    repaired = partner >= 0
+    share_matched = float(repaired.mean()) if len(asked) else 0.0
+    found = repaired.sum() >= 2 and share_matched >= 0.1
     if not found and not _levels_alike(view, suspects):
         return None
     share = float(suspects.sum() / known.sum())
@@ -159,14 +160,15 @@ def sample_permutation(view: View) -> Claim | None:
         strength=min(1.0 + suspects.sum() / 6.0, 3.0) if found else 1.3,
         evidence=(
             f"in {int(suspects.sum())} of {int(known.sum())} samples q and p are unrelated from "
-            f"the first tokens on; for {share_matched:.0%} of them another sample's p fits their q"
+            f"the first tokens on; of {len(asked)} looked up, {int(repaired.sum())} have a q that "
+            f"another sample's p fits"
         ),
         estimate={
             "samples": int(suspects.sum()),
             "share": round(share, 4),
             "matched": round(share_matched, 4),
         },
-        k3_after=_k3_of_others(view, suspects),
+        k3_after=_k3_repaired(q[asked[repaired]], p[partner[repaired]]) if found else None,
         touched=None if share > 0.9 else suspects,
         group=() if found else ("sample_permutation", "retokenized", "wrong_token_logprob"),
         separator="token ids, or a digest of them, from both sides",
@@ -195,19 +197,24 @@ def _heads(view: View) -> tuple[F64, F64, Mask]:
     return q, p, view.attribute(f"head_q{HEAD - 1}")[1]
 
 
-def _matched_elsewhere(q: F64, p: F64, own: F64, known: Mask, suspects: Mask) -> Mask:
-    """Suspects (at most LOOKED_UP are looked up) whose head q fits some other sample's head p."""
+def _partners(q: F64, p: F64, own: F64, known: Mask, suspects: Mask) -> tuple[I64, I64]:
+    """Suspects that were looked up (at most LOOKED_UP), and the sample whose p fits; −1: none."""
     telling = suspects & (np.abs(q).mean(axis=1) > 0.4)  # heads of certain tokens fit anything
     asked = np.flatnonzero(telling)[:LOOKED_UP]
     candidates = np.flatnonzero(known)
-    matched = np.zeros(len(own), bool)
-    for s in asked:
+    partner = np.full(len(asked), -1)
+    for i, s in enumerate(asked):
         distance = np.abs(p[candidates] - q[s]).mean(axis=1)
         distance[candidates == s] = np.inf
-        matched[s] = distance.min() < min(0.15, 0.15 * own[s])
-    if 0 < len(asked) < suspects.sum():  # the others go with the share found among those asked
-        matched[suspects] |= matched[asked].mean() > 0.5
-    return matched
+        if distance.min() < min(0.15, 0.15 * own[s]):
+            partner[i] = candidates[distance.argmin()]
+    return asked, partner
+
+
+def _k3_repaired(q: F64, p: F64) -> float:
+    """k3 of heads [K, HEAD] after each q has met the p that fits it."""
+    d = p - q
+    return float((np.expm1(d) - d).mean())
 
 
 def _k3_of_others(view: View, touched: Mask) -> float | None:

@@ -32,6 +32,7 @@ class Claim:
     group: tuple[str, ...] = ()
     separator: str = ""
     touched: Any = None  # Mask | None
+    fix: str = ""  # "": the cause's own, from fixes.py
 
 
 Diagnostic = Callable[[View], Claim | None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinscope_service.diagnose.alignment import nobody_sampled
 from twinscope_service.diagnose.claim import Claim, Diagnostic
+from twinscope_service.diagnose.context import JoinCounts
 from twinscope_service.diagnose.level import expected_floor
 from twinscope_service.diagnose.view import Mask, View
 
@@ -11,16 +12,19 @@ GRID_SHARE = (
     0.99  # share of values on a coarse grid that chance cannot give (chance: 2^-9 and less)
 )
 GRID_TOKENS = 20
+FILLED_TOKENS = 32  # so many tokens in a row are not certain by chance
 
 
 def side_missing(view: View) -> Claim | None:
-    """One side sent nothing for this step, or for much of it."""
+    """One side sent nothing for this step, or for much of it; or nothing of both sides matches."""
     join = view.context.join
     counts = {"rollout": join.rollout_samples, "train": join.train_samples}
     most = max(counts.values())
     if most == 0:
         return None
     side = min(counts, key=lambda name: counts[name])
+    if view.tokens == 0 and _none_matches(join):
+        return _unmatched(join, side)
     missing = 1.0 - counts[side] / most
     waiting = max(join.waiting_rollout, join.waiting_train) / most
     share = max(missing, waiting if view.tokens == 0 else 0.0)
@@ -35,6 +39,32 @@ def side_missing(view: View) -> Claim | None:
             f"{share:.0%} of the step has no {side} side"
         ),
         estimate={"side": side, "share": round(share, 4)},
+    )
+
+
+def _none_matches(join: JoinCounts) -> bool:
+    """Samples of both sides wait for the other, and not one has met its own."""
+    met = join.joined + join.retokenized
+    return met == 0 and join.waiting_rollout > 0 and join.waiting_train > 0
+
+
+def _unmatched(join: JoinCounts, side: str) -> Claim:
+    """Both sides send, under keys that differ: the probes are attached, their keys disagree."""
+    waiting = {"rollout": join.waiting_rollout, "train": join.waiting_train}
+    other = "train" if side == "rollout" else "rollout"
+    return Claim(
+        cause="side_missing",
+        kind="exact",
+        strength=3.0,
+        evidence=(
+            f"{waiting[side]} {side} samples of this run wait and none matches the step's "
+            f"{waiting[other]} {other} samples: ids or prompts differ"
+        ),
+        estimate={"side": side, "share": 1.0, "waiting": waiting},
+        fix=(
+            "Send the same sample ids from both sides, or none; prompt_ids must come from both "
+            "sides or from neither, and token ids must be the engine's."
+        ),
     )
 
 
@@ -58,6 +88,11 @@ def missing_value_sentinel(view: View) -> Claim | None:
     """A marker stands where a log-prob is missing: −9999, a positive number, 0.0 or −1.0."""
     coded = view.coverage("sentinel") + view.coverage("positive") if view.whole else 0
     unmasked = view.coverage("received") - view.coverage("masked_out")
+    positive = view.coverage("positive")
+    zeros = max(view.coverage("zero_rollout"), view.coverage("zero_train"))
+    # an NLL or a probability is above 0 but where rounding made it 0: no marker is that frequent
+    if view.whole and positive > 0.5 * unmasked and positive + zeros >= 0.95 * unmasked:
+        return _not_log_probs(positive, unmasked)
     if coded > max(1, 1e-4 * unmasked):
         return Claim(
             cause="missing_value_sentinel",
@@ -70,8 +105,44 @@ def missing_value_sentinel(view: View) -> Claim | None:
             estimate={"tokens": coded, "share": round(coded / max(unmasked, 1), 6)},
             k3_after=view.k3 if view.tokens > 0 else None,
         )
+    if (both := _both_filled(view)) is not None:
+        return both
     fills = [c for c in (_fill(view, "q", "p"), _fill(view, "p", "q")) if c is not None]
     return max(fills, key=lambda c: c.strength) if fills else None
+
+
+def _not_log_probs(positive: int, unmasked: int) -> Claim:
+    """All tokens of a side above 0: a loss or probabilities in the place of log-probs."""
+    return Claim(
+        cause="missing_value_sentinel",
+        kind="exact",
+        strength=3.0,
+        evidence=(
+            f"{positive} of {unmasked} tokens are above 0 on a side, which no log-prob is: that "
+            f"side sends a loss (−log p, the wrong sign) or, if all are in [0, 1], probabilities"
+        ),
+        estimate={"tokens": positive, "share": round(positive / max(unmasked, 1), 6)},
+        k3_after=None,
+        fix="Send log-probabilities (nats, <= 0): negate a loss, take the log of probabilities.",
+    )
+
+
+def _both_filled(view: View) -> Claim | None:
+    """Every token has q = p = 0: nothing was computed on either side."""
+    n = view.tokens
+    if not view.whole or n < FILLED_TOKENS or min(view.total("zero_q"), view.total("zero_p")) < n:
+        return None
+    return Claim(
+        cause="missing_value_sentinel",
+        kind="exact",
+        strength=3.0,
+        evidence=(
+            f"all {int(n)} tokens have q = p = 0 exactly: both sides are filled with zeros, "
+            f"nothing was compared"
+        ),
+        estimate={"value": 0.0, "side": "both", "tokens": int(n), "share": 1.0},
+        k3_after=None,
+    )
 
 
 def _fill(view: View, side: str, other: str) -> Claim | None:

@@ -241,7 +241,7 @@ def _cause(view: View, claim: Claim, claims: list[Claim]) -> Cause:
         family=FAMILY_OF[claim.cause],
         confidence=round(confidence(claim, claims), 4),
         evidence=claim.evidence,
-        fix=FIXES[claim.cause],
+        fix=claim.fix or FIXES[claim.cause],
         estimate=claim.estimate,
         k3_after=claim.k3_after,
         group=claim.group,

@@ -295,6 +295,11 @@ class Join:
 
     # ---- leaving
 
+    def without_step(self) -> Counter[PairSide]:
+        """Samples per side that wait and that no side has given a step yet."""
+        waiting = (e for e in self._arrivals if e.outcome is Outcome.WAITING and e.step is None)
+        return Counter(side for entry in waiting for side in entry.parts)
+
     def close(self, step: int) -> Closing:
         """No more data for a step: its samples leave, and are remembered in 24 bytes each."""
         tally = self.steps.pop(step, None) or StepTally()
