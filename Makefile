@@ -22,7 +22,7 @@ $(VENV)/.service: pyproject.toml constraints.txt | $(VENV)/bin/pip
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing the service, torch and the test tools into $(VENV) (once, some minutes)"
-	$(PIP) -e ".[service,apprise,torch,fpga,dev]"
+	$(PIP) -e ".[service,apprise,check,torch,fpga,dev]"
 	@touch $@ $(VENV)/.service
 
 setup: $(VENV)/.service  ## install the service
@@ -44,7 +44,7 @@ test: $(VENV)/.dev  ## the default suite
 
 engines-env: .venv-engines/.ready  ## install a real engine (vLLM on the CPU) beside the service
 
-test-engines: $(VENV)/.service .venv-engines/.ready  ## real vLLM through probes, HTTP and service
+test-engines: $(VENV)/.dev .venv-engines/.ready  ## real vLLM through probes, HTTP and service
 	.venv-engines/bin/python -m pytest tests/engines
 
 test-browser: $(VENV)/.dev  ## the page in a real Chromium (Debian: apt-get install chromium)
