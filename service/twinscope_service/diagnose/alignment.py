@@ -9,6 +9,7 @@ import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
 from twinscope_service.diagnose.level import expected_floor, level_at
+from twinscope_service.diagnose.padding import padded_ends
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import F64, I64, LAG_COLUMNS, LAGS
 
@@ -337,8 +338,8 @@ def _ranks(x: F64) -> F64:
 
 
 def mask_includes_non_response(view: View) -> Claim | None:
-    """Runs of tokens that nobody sampled (tool output, prompt) are counted."""
-    filled = _filled_runs(view)
+    """Runs of tokens that nobody sampled (tool output, prompt, padding) are counted."""
+    filled = padded_ends(view) or _filled_runs(view)
     return filled if filled is not None else _burst_runs(view)
 
 

@@ -32,6 +32,7 @@ class Claim:
     group: tuple[str, ...] = ()
     separator: str = ""
     touched: Any = None  # Mask | None
+    hides: bool = True  # False: what else is found stays true beside it
     fix: str = ""  # "": the cause's own, from fixes.py
 
 

@@ -169,7 +169,7 @@ def _spoils(claim: Claim) -> bool:
 
 def _hides(strong: Claim, weak: Claim) -> bool:
     """Does `strong` make `weak` meaningless or superfluous?"""
-    if strong.strength < 1.0 or strong.cause in HIDES_NOTHING:
+    if strong.strength < 1.0 or strong.cause in HIDES_NOTHING or not strong.hides:
         return False
     return TIER[strong.cause] < TIER[weak.cause]
 
