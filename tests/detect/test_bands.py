@@ -139,7 +139,7 @@ def test_what_was_not_looked_at_is_unknown(facts: dict[str, Any], reason: str) -
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"train_samples": 5}, "the rollout side never came"),
+        ({"train_samples": 5}, "no matching rollout side came"),
         ({"rollout_samples": 5}, "the train side never came"),
         ({"train_samples": 5, "rollout_samples": 5}, "no sample found its other side"),
         ({"train_samples": 5, "rollout_samples": 5, "retokenized": 5}, "hold other tokens"),

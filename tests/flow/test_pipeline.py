@@ -77,7 +77,7 @@ def test_a_step_with_one_side_missing_is_unknown(bench: Bench) -> None:
     """It says which, and what was given up."""
     bench.send(body_of(SAMPLES, "train", step=0))
     view = bench.pipeline.close_step("r", 0)
-    assert (view.verdict, view.reasons) == ("unknown", ("the rollout side never came",))
+    assert (view.verdict, view.reasons) == ("unknown", ("no matching rollout side came",))
     assert view.evicted == {"step_closed": 40}
     assert view.metrics["k3_mean"] is None
     assert bench.pipeline.health().evicted["step_closed"] == 40

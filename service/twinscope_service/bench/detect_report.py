@@ -197,8 +197,3 @@ def plot(rows: Sequence[Row]) -> str:
             )
     parts.append("</svg>\n")
     return "\n".join(parts)
-
-
-def healthy_steps(cases: Sequence[Case]) -> int:
-    """Steps that set the false-alarm rate."""
-    return sum(len(case.y) for case in cases if case.change is None)

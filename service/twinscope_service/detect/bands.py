@@ -120,7 +120,7 @@ def _blind(summary: Summary, facts: StepFacts, bands: Bands) -> Iterator[str]:
         elif not facts.train_samples:
             yield "the train side never came"
         elif not facts.rollout_samples:
-            yield "the rollout side never came"
+            yield "no matching rollout side came"
         else:
             yield "no sample found its other side"
         return
