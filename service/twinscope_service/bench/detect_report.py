@@ -12,7 +12,7 @@ import numpy as np
 from twinscope_service.bench import detect
 from twinscope_service.bench import detect_series as data
 from twinscope_service.bench.detect import OURS, Row
-from twinscope_service.bench.detect_series import F64, Case
+from twinscope_service.bench.detect_series import F64
 
 EVENT_DETECTORS = ("three_sigma", "ewma", "page_hinkley", "adwin")
 SKIP = ("zero", "pelt", "kernel")  # no online delay to compare
