@@ -13,6 +13,7 @@ from twinscope_service.diagnose.padding import padded_ends
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import F64, I64, LAG_COLUMNS, LAGS
 
+FEW_TOKENS = 100  # a level needs more than these
 Z_EVIDENCE = 5.0
 RAISED = 0.4  # least level of the loud part: a contrast below the floor is no fault
 LAG_GAIN = 0.35  # a better lag leaves at most this share of mean |q − p|
@@ -218,12 +219,6 @@ def _k3_repaired(q: F64, p: F64) -> float:
     return float((np.expm1(d) - d).mean())
 
 
-def _k3_of_others(view: View, touched: Mask) -> float | None:
-    """k3 of the samples outside `touched`; None when there are none."""
-    n = view.column("n")[~touched].sum()
-    return float(view.column("k3")[~touched].sum() / n) if n > 0 else None
-
-
 # ---- padding and positions
 
 
@@ -245,8 +240,8 @@ def _by_pack_slot(view: View) -> Claim | None:
     se = sqrt(float(quiet.var(ddof=1)) / len(quiet) + float(loud.var(ddof=1)) / len(loud))
     gap = float(loud.mean() - quiet.mean())
     z = gap / max(se, 1e-9)
-    k3_first = _k3_of(view, first)
-    if z < 3.0 or gap < 0.3 or level_at(view, _k3_of(view, later)) < RAISED:
+    k3_first = view.k3_of(first, beyond=FEW_TOKENS)
+    if z < 3.0 or gap < 0.3 or level_at(view, view.k3_of(later, beyond=FEW_TOKENS)) < RAISED:
         return None
     return Claim(
         cause="padding_attended",
@@ -277,11 +272,11 @@ def _by_padding(view: View, cause: str) -> Claim | None:
     z = atanh(min(rho, 0.99)) * sqrt(known.sum() - 3)  # Fisher's transform
     some = known & (pad > 0)
     none = known & (pad == 0)
-    if z < 3.0 or rho < 0.35 or level_at(view, _k3_of(view, some)) < RAISED:
+    if z < 3.0 or rho < 0.35 or level_at(view, view.k3_of(some, beyond=FEW_TOKENS)) < RAISED:
         return None
     first_clean = _first_token_is_clean(view, some)
     mine = first_clean == (cause == "position_offset")
-    k3_none = _k3_of(view, none)
+    k3_none = view.k3_of(none, beyond=FEW_TOKENS)
     words = "its first token is clean" if first_clean else "its first token is off as well"
     contrast = "" if k3_none is None else f"; k3 {k3_none:.2g} without padding"
     return Claim(
@@ -312,11 +307,6 @@ def _first_token_is_clean(view: View, some: Mask) -> bool:
     rows &= pad >= np.median(pad[rows])  # the effect is largest there
     r = np.abs(q - p)[rows] / np.maximum(-np.expm1(q[rows]), 0.02)
     return bool(np.median(r[:, 0]) < 0.5 * np.median(r[:, 1:]))
-
-
-def _k3_of(view: View, rows: Mask) -> float | None:
-    n = view.column("n")[rows].sum()
-    return float(view.column("k3")[rows].sum() / n) if n > 100 else None
 
 
 def spearman(x: F64, y: F64) -> float:
@@ -493,7 +483,7 @@ def _later_turns(view: View) -> Claim | None:
     quiet, loud = view.noise_level[first], view.noise_level[later]
     se = sqrt(float(quiet.var(ddof=1)) / len(quiet) + float(loud.var(ddof=1)) / len(loud))
     gap = float(loud.mean() - quiet.mean())
-    quiet_all = level_at(view, _k3_of(view, later)) < RAISED
+    quiet_all = level_at(view, view.k3_of(later, beyond=FEW_TOKENS)) < RAISED
     if gap < 0.5 or gap / max(se, 1e-9) < Z_EVIDENCE or quiet_all:
         return None
     return Claim(
@@ -505,7 +495,7 @@ def _later_turns(view: View) -> Claim | None:
             f"{gap / max(se, 1e-9):.1f})"
         ),
         estimate={"by": "turn", "log_ratio": round(gap, 3)},
-        k3_after=_k3_of(view, first),
+        k3_after=view.k3_of(first, beyond=FEW_TOKENS),
         touched=later,
         group=("retokenized", "mask_includes_non_response"),
         separator="token ids of both sides",
@@ -536,7 +526,7 @@ def _bad_tails(view: View) -> Claim | None:
             "samples": int(tails.sum()),
             "share": round(float(tails.sum() / max(view.samples, 1)), 4),
         },
-        k3_after=_k3_of_others(view, tails),
+        k3_after=view.k3_of(~tails),
         touched=tails,
         group=("retokenized", "mixed_weight_versions"),
         separator="token ids of both sides",

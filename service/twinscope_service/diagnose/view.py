@@ -140,6 +140,11 @@ class View:
         """Token mean of a column with its clustered standard error."""
         return self.ratio(self.column(name), self.column(per))
 
+    def k3_of(self, rows: Mask, *, beyond: int = 0) -> float | None:
+        """Token mean of k3 over some samples [S]; None unless they have more than `beyond`."""
+        n = self.column("n")[rows].sum()
+        return float(self.column("k3")[rows].sum() / n) if n > beyond else None
+
     # ---- per-sample attributes
 
     def attribute(self, name: str) -> tuple[F64, Mask]:

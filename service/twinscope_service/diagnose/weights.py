@@ -48,7 +48,7 @@ def _by_version_lag(view: View) -> Claim | None:
     gap, z = compare(view.noise_level, late, fresh)
     if z < Z_EVIDENCE or gap < 0.3:
         return None
-    return _lag_claim(view, lag, late, k3_of(view, fresh), min(z / Z_EVIDENCE, 3.0))
+    return _lag_claim(view, lag, late, view.k3_of(fresh), min(z / Z_EVIDENCE, 3.0))
 
 
 def _lag_claim(view: View, lag: F64, late: Mask, k3_fresh: float | None, strength: float) -> Claim:
@@ -59,7 +59,7 @@ def _lag_claim(view: View, lag: F64, late: Mask, k3_fresh: float | None, strengt
         strength=strength,
         evidence=(
             f"{int(late.sum())} samples were made by weights {lag[late].mean():.1f} versions old; "
-            f"their k3 is {k3_of(view, late) or 0.0:.2g}{against}"
+            f"their k3 is {view.k3_of(late) or 0.0:.2g}{against}"
         ),
         estimate={"version_lag": round(float(lag[late].mean()), 3), "samples": int(late.sum())},
         k3_after=k3_fresh,
@@ -210,8 +210,8 @@ def stale_prefix_cache(view: View) -> Claim | None:
     if hit.sum() < 3 or miss.sum() < 3:
         return None
     gap, z = compare(view.noise_level, hit, miss)
-    k3_miss = k3_of(view, miss)
-    if z < 3.0 or gap < 0.2 or level_at(view, k3_of(view, hit)) < RAISED:
+    k3_miss = view.k3_of(miss)
+    if z < 3.0 or gap < 0.2 or level_at(view, view.k3_of(hit)) < RAISED:
         return None
     return Claim(
         cause="stale_prefix_cache",
@@ -219,7 +219,7 @@ def stale_prefix_cache(view: View) -> Claim | None:
         strength=min(z / Z_EVIDENCE, gap / 0.3, 3.0),
         evidence=(
             f"{int(hit.sum())} samples with cached prompt tokens have k3 "
-            f"{k3_of(view, hit) or 0:.2g}, "
+            f"{view.k3_of(hit) or 0:.2g}, "
             f"{int(miss.sum())} without {k3_miss or 0.0:.2g} (z {z:.1f})"
         ),
         estimate={"samples": int(hit.sum()), "log_ratio": round(gap, 3)},
@@ -295,16 +295,16 @@ def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None
     gap, z = max(
         (compare(measure, rows, rest) for measure in (level, _rms_level(view))), key=lambda c: c[1]
     )
-    least = 0.4 if level_at(view, k3_of(view, rest)) < 1.0 else 0.25  # other faults blur it
-    if z < Z_EVIDENCE or gap < least or level_at(view, k3_of(view, rows)) < RAISED:
+    least = 0.4 if level_at(view, view.k3_of(rest)) < 1.0 else 0.25  # other faults blur it
+    if z < Z_EVIDENCE or gap < least or level_at(view, view.k3_of(rows)) < RAISED:
         return None
-    k3_rest = k3_of(view, rest)
+    k3_rest = view.k3_of(rest)
     return Claim(
         cause="mixed_weight_versions",
         kind="tested",
         strength=min(z / Z_EVIDENCE, gap / least, 3.0),
         evidence=(
-            f"{group} {', '.join(odd)}: k3 {k3_of(view, rows) or 0.0:.2g} against "
+            f"{group} {', '.join(odd)}: k3 {view.k3_of(rows) or 0.0:.2g} against "
             f"{k3_rest or 0.0:.2g} on the other {len(distinct) - len(odd)} (z {z:.1f})"
         ),
         estimate={"group": group, "labels": list(odd), "samples": int(rows.sum())},
@@ -360,12 +360,6 @@ def compare(values: F64, a: Mask, b: Mask) -> tuple[float, float]:
     se = sqrt(float(x.var(ddof=1)) / len(x) + float(y.var(ddof=1)) / len(y))
     gap = float(x.mean() - y.mean())
     return gap, gap / max(se, 1e-9)
-
-
-def k3_of(view: View, rows: Mask) -> float | None:
-    """Token mean of k3 over some samples; None without tokens."""
-    n = view.column("n")[rows].sum()
-    return float(view.column("k3")[rows].sum() / n) if n > 0 else None
 
 
 DIAGNOSTICS: tuple[Diagnostic, ...] = (
