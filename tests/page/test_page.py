@@ -188,6 +188,17 @@ def test_keys_walk_through_steps(visit: Visit) -> None:
         visit.page.wait_for_selector("main:not([aria-busy]) h1")
 
 
+def test_keys_pressed_faster_than_views_load_are_all_answered(visit: Visit) -> None:
+    """Three steps back and one forward, without waiting for a view."""
+    visit.open("#/runs/demo/steps/20")
+    for key in ("k", "k", "k", "j"):
+        visit.page.keyboard.press(key)
+
+    visit.page.wait_for_url("**steps/18")
+    visit.page.wait_for_selector("main:not([aria-busy]) h1")
+    assert "18" in visit.page.locator("h1").inner_text()
+
+
 def test_markup_of_strangers_is_shown_as_text(visit: Visit) -> None:
     """Run names, sample ids, group labels and notes are read, never run."""
     visit.open("#/")

@@ -20,6 +20,8 @@ const REFRESH_MS = 5000;
 const view = document.getElementById("view");
 const fresh = document.getElementById("fresh");
 let shown = { keys: {} };
+let shownAt = null; // the address that `shown` answers
+const pressed = []; // keys that wait for the view they belong to
 let turn = 0; // a view that arrives after another one was asked for is dropped
 
 /** From the address to {section, show(), stamp()}; stamp tells cheaply whether anything is new. */
@@ -46,6 +48,7 @@ async function showRunbook(kind, name) {
 /** Show what the address says. `quietly`: new data of the same view, so place and focus stay. */
 async function show({ quietly = false } = {}) {
   const mine = (turn += 1);
+  const address = location.hash;
   const { section, show: build, stamp } = route();
   for (const link of document.querySelectorAll("[data-section]")) link.toggleAttribute("aria-current", link.dataset.section === section);
   if (!quietly) view.replaceChildren(loading("data"));
@@ -66,7 +69,19 @@ async function show({ quietly = false } = {}) {
     shown = { keys: {}, up: "#/", stamp: "failed" };
     view.replaceChildren(failure(error), h("p", {}, h("button", { type: "button", onclick: () => show() }, "Try again"), " ", h("a", { href: "#/" }, "All runs")));
   } finally {
-    if (mine === turn) view.removeAttribute("aria-busy");
+    if (mine === turn) {
+      view.removeAttribute("aria-busy");
+      shownAt = address;
+      pressKeys();
+    }
+  }
+}
+
+/** A key pressed while a view loads means that view, not the one before it. */
+function pressKeys() {
+  while (pressed.length && shownAt === location.hash) {
+    const key = pressed.shift();
+    (shown.keys?.[key] ?? KEYS[key])?.();
   }
 }
 
@@ -104,7 +119,8 @@ const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(document.documentElement
 const KEYS = { r: () => { location.hash = "#/"; }, u: () => { location.hash = shown.up ?? "#/"; }, t: nextTheme };
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
-  (shown.keys?.[event.key] ?? KEYS[event.key])?.();
+  pressed.push(event.key);
+  pressKeys();
 });
 addEventListener("hashchange", () => show());
 document.getElementById("theme").addEventListener("click", nextTheme);
