@@ -47,6 +47,11 @@ class _Transfer(ctypes.Structure):
 
 def source_hash(lanes: int) -> str:
     """Twelve hex digits that change with any source the library is made of."""
+    if not (ROOT / "sim/device.cpp").exists():
+        raise NoDevice(
+            f"no RTL sources in {ROOT} (an installed package has none): "
+            "run from a clone of the repository after `make rtl-env`"
+        )
     digest = hashlib.sha256(f"{lanes} {VERILATOR_FLAGS}".encode())
     sources = [*ROOT.glob("rtl/*.py"), ROOT / "sim/device.cpp"]
     sources += [ROOT / f"twinscope_fpga/{name}.py" for name in ("formats", "registers", "tables")]
@@ -77,11 +82,13 @@ def build_library(lanes: int, *, verilog: Path | None = None, folder: Path | Non
     if library.exists():
         return library
     if shutil.which("verilator") is None or shutil.which("g++") is None:
+        raise NoDevice("verilator and g++ are needed to build the device: run `make rtl-env`")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
         raise NoDevice(
-            "engine fpga (simulation): verilator and g++ are needed to build the device; "
-            "run `make rtl-env`, or choose engine fpga-emulator"
-        )
-    place.mkdir(parents=True, exist_ok=True)
+            f"cannot write {place} ({error.strerror}): set TWINSCOPE_RTL_CACHE to a folder of yours"
+        ) from error
     with tempfile.TemporaryDirectory(dir=place) as work:  # two processes may build side by side
         built = _build(lanes, Path(work), verilog)
         built.replace(library)
@@ -130,8 +137,13 @@ def _run(command: list[str], folder: Path) -> str:
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
-        raise NoDevice(f"engine fpga (simulation): `{command[0]}` failed while building:\n{tail}")
+        log = Path(tempfile.gettempdir()) / "twinscope-rtl-build.log"
+        log.write_text(done.stdout + done.stderr)
+        last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+        raise NoDevice(
+            f"`{Path(command[0]).name}` failed while building the device ({last}; all of it in "
+            f"{log}): run `make rtl-env`"
+        )
     return done.stdout
 
 
@@ -198,7 +210,10 @@ class SimulatedDevice:
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoDevice(f"{error}: delete {path.parent}, it is built anew") from error
     handle, word = ctypes.c_void_p, ctypes.c_uint32
     library.device_open.restype, library.device_open.argtypes = handle, [word]
     library.device_close.restype, library.device_close.argtypes = None, [handle]

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 
 from twinscope.errors import ConfigError
+from twinscope_fpga import simulation
 from twinscope_fpga.character_devices import CharacterDevices
 from twinscope_fpga.device import Device
 from twinscope_fpga.discovery import choose_device
 from twinscope_fpga.emulator import EmulatedDevice
 from twinscope_fpga.engine import FROM_DEVICE, FpgaEngine
 from twinscope_fpga.errors import DeviceGone, NoDevice
+from twinscope_service.cli import main
 from twinscope_service.measure.engine import build_engine, device_state
 from twinscope_service.measure.records import COLUMN, MeasureOptions, PairBlock, Summary
 from twinscope_service.measure.reference import ReferenceEngine
@@ -173,6 +175,56 @@ def test_a_setting_that_means_nothing_is_refused() -> None:
     """The message lists the choices."""
     with pytest.raises(ConfigError, match="use auto, simulation, or board:PREFIX"):
         choose_device("fpga", {"TWINSCOPE_FPGA_DEVICE": "emulator"})
+
+
+def test_the_command_line_says_what_is_missing_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No board, no tools, no sources, no folder: setting, value, fix and status 2; no traceback."""
+    trace = str(Path(__file__).parents[1] / "vectors/traces/healthy_bf16.safetensors")
+
+    def complaint() -> str:
+        assert main(["analyze", trace, "--engine", "fpga"]) == 2
+        return capsys.readouterr().err
+
+    monkeypatch.setenv("TWINSCOPE_FPGA_DEVICE", f"board:{tmp_path}/xdma9")
+    no_board = complaint()
+    monkeypatch.setenv("TWINSCOPE_FPGA_DEVICE", "simulation")
+    monkeypatch.setenv("TWINSCOPE_RTL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    no_tools = complaint()
+    monkeypatch.setattr(simulation.shutil, "which", lambda name: name)
+    monkeypatch.setenv("TWINSCOPE_RTL_CACHE", "/proc/nowhere")
+    no_folder = complaint()
+    monkeypatch.setattr(simulation, "ROOT", tmp_path)
+    no_sources = complaint()
+    for said, value, found in (
+        (no_board, f"'board:{tmp_path}/xdma9'", "xdma9_user: No such file"),
+        (no_tools, "'simulation'", "run `make rtl-env`"),
+        (no_folder, "'simulation'", "set TWINSCOPE_RTL_CACHE to a folder"),
+        (no_sources, "'simulation'", "run from a clone of the repository"),
+    ):
+        assert said.startswith(f"twinscope: TWINSCOPE_FPGA_DEVICE: got {value}, but ")
+        assert found in said
+        assert said.endswith("or use engine fpga-emulator\n")
+        assert said.count("\n") == 1
+
+
+def test_a_build_that_fails_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tools that are there but do not work: the last line, and where the rest is."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho first >&2; echo no module amaranth >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(simulation, "rtl_python", lambda: str(broken))
+    monkeypatch.setattr(simulation.shutil, "which", lambda name: name)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(simulation.tempfile, "tempdir", None)
+    with pytest.raises(NoDevice, match=r"`python` failed .*no module amaranth; all") as why:
+        simulation.build_library(2, folder=tmp_path / "cache")
+    assert "\n" not in str(why.value)
+    assert "first" in (tmp_path / "twinscope-rtl-build.log").read_text()
 
 
 def test_auto_takes_a_board_when_there_is_one(card: Any) -> None:
