@@ -3,8 +3,9 @@
     captured = shipped + pending + spooled + sum(dropped.values())
 
 in batches, in tokens and in messages, at every instant. It holds by construction: a Ledger knows
-two operations, `capture` (something new, into `pending` or straight to a loss) and `move` (from
-one column to another). The buffer's lock guards it.
+three operations, `capture` (something new, into `pending` or straight to a loss), `move` (from
+one column to another) and `restate` (what is pending turned out to be that much). The buffer's
+lock guards it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Count:
     """How much: batches as posted, their tokens (masked ones too), and messages.
 
     Messages are scalars, events and closed steps. A batch that is split into several posts counts
-    as that many batches.
+    as that many batches. Until it is unpacked, which takes milliseconds, a call counts as one
+    batch with as many tokens as its log-probs have elements, padding included.
     """
 
     batches: int = 0
@@ -120,6 +122,11 @@ class Ledger:
         """Something that another process captured and left in its spool."""
         self.recovered += count
         self.capture(count, into="spooled")
+
+    def restate(self, before: Count, after: Count) -> None:
+        """What waits as `before` is known better now: in posts, and without its padding."""
+        self.captured += after - before
+        self.columns["pending"] += after - before
 
     def move(self, count: Count, source: str, target: str) -> None:
         """From column `source` to a column or a drop reason."""

@@ -3,23 +3,30 @@
 Policy when full: the oldest waiting items are dropped until the new one fits; an item on its way
 is never dropped for room, so a new one that still does not fit is itself dropped. Every loss is
 counted by reason in the ledger, under the same lock: the books balance at every instant.
+
+A raw call waits in the place of the items that it will be unpacked into. It is never taken: the
+sending thread asks for it (`next_raw`) and puts its items in its place (`replace`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
-from twinscope.books import Count, Ledger
-from twinscope.items import Item
+from twinscope.books import ZERO, Count, Ledger
+from twinscope.items import Item, Raw
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Raw)
 
 
-class Buffer:
-    """First in, first out, bounded in bytes. `changed` is notified on every change."""
+class Buffer(Generic[R]):
+    """First in, first out, bounded in bytes. `changed` is notified on every change.
+
+    R: what raw calls are.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -28,12 +35,58 @@ class Buffer:
     def _start_empty(self) -> None:
         self.changed = threading.Condition()
         self.ledger = Ledger()
-        self._waiting: deque[Item] = deque()
+        self._waiting: deque[Item | R] = deque()
+        self._raw: dict[int, R] = {}  # those of `_waiting` that are raw, by id(), in order
         self._taken: Item | None = None
         self._bytes = 0
         self._closed = False
 
-    def put(self, item: Item) -> bool:
+    def put_raw(self, call: R) -> bool:
+        """`put` for a raw call."""
+        with self.changed:
+            taken = self.put(call)
+            if taken:
+                self._raw[id(call)] = call
+            return taken
+
+    def next_raw(self) -> R | None:
+        """The oldest raw call. It stays where it is: `replace` or `discard` it."""
+        with self.changed:
+            return next(iter(self._raw.values()), None)
+
+    def replace(self, call: R, items: Sequence[Item]) -> bool:
+        """The items in the place of their call. False: it was dropped meanwhile, they are too."""
+        with self.changed:
+            if id(call) not in self._raw:
+                return False
+            self.ledger.restate(call.count, sum((item.count for item in items), ZERO))
+            place = self._forget(call)
+            for item in reversed(items):
+                self._waiting.insert(place, item)
+                self._bytes += item.nbytes
+            while self._waiting and self._bytes > self.capacity_bytes:
+                self._settle(self._waiting.popleft(), "buffer_full")
+            self.changed.notify_all()
+            return True
+
+    def discard(self, call: R, reason: str) -> bool:
+        """The call cannot be unpacked. False: it was dropped meanwhile."""
+        with self.changed:
+            if id(call) not in self._raw:
+                return False
+            self.ledger.move(call.count, "pending", reason)
+            self._forget(call)
+            self.changed.notify_all()
+            return True
+
+    def _forget(self, call: R) -> int:
+        """Take a raw call out of the queue; returns where it was."""
+        place = next(n for n, item in enumerate(self._waiting) if item is call)
+        del self._waiting[place], self._raw[id(call)]
+        self._bytes -= call.nbytes
+        return place
+
+    def put(self, item: Item | R) -> bool:
         """Append; False when the item itself was dropped."""
         with self.changed:
             if self._closed or item.nbytes > self.capacity_bytes:
@@ -57,11 +110,14 @@ class Buffer:
             self.ledger.capture(count, into=reason)
 
     def take(self) -> Item | None:
-        """The oldest item, now on its way: `settle` it or `give_back`. None: nothing waits."""
+        """The oldest item, now on its way: `settle` it or `give_back`. None: nothing waits.
+
+        Nor is anything taken past a raw call: what came first leaves first.
+        """
         with self.changed:
-            if self._taken is not None or not self._waiting:
+            if self._taken is not None or not self._waiting or id(self._waiting[0]) in self._raw:
                 return None
-            self._taken = self._waiting.popleft()
+            self._taken = self._waiting.popleft()  # type: ignore[assignment]
             return self._taken
 
     def give_back(self, item: Item) -> None:
@@ -111,7 +167,8 @@ class Buffer:
                 self._settle(self._waiting.popleft(), reason)
             self.changed.notify_all()
 
-    def _settle(self, item: Item, outcome: str) -> None:
+    def _settle(self, item: Item | R, outcome: str) -> None:
+        self._raw.pop(id(item), None)
         self._bytes -= item.nbytes
         self.ledger.move(item.count, "pending", outcome)
 

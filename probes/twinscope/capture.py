@@ -1,7 +1,7 @@
-"""Capture: one call's tensors, copied out of the host into a flat Block.
+"""Capture: one call's tensors, made into a flat Block.
 
-Runs on the host's thread. It looks at shapes, copies each tensor once, and does nothing that
-could wait: no encoding, no I/O, no hashing.
+Runs on the sending thread, on copies (snapshot.py); on the host's only for a call that is too
+large to be copied twice. `check_call` always runs on the host's: it looks at names, not at arrays.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from twinscope.arrays import Array, DType, Pad, dtype_name, recognise, write_parts
+from twinscope.arrays import Array, DType, Pad, recognise, write_parts
 from twinscope.culprit import blame
 from twinscope.errors import WireError
 from twinscope.fields import FIELDS_BY_SIDE
@@ -120,6 +120,19 @@ def _write(
         raise blame(parts, dtype, field=field, lengths=lengths, why=str(error)) from error
 
 
+def check_call(
+    side: str, step: Any, logprobs: Mapping[str, Array], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields that are given (None: not). Raises WireError for what their names tell."""
+    for name, value in logprobs.items():
+        if value is None:
+            raise WireError(name, None, "pass the log-probs of the sampled tokens")
+    _step(side, step)
+    given = {name: value for name, value in fields.items() if value is not None}
+    _check_names(side, given)
+    return given
+
+
 def capture_side(
     side: str,
     step: Any,
@@ -129,13 +142,15 @@ def capture_side(
     fields: Mapping[str, Any],
     part: Mapping[str, int],
     pool: SlabPool,
+    dtypes: Mapping[str, str] | None = None,
 ) -> Block:
-    """The block of one call. `logprobs`: tensor name -> values, [0] the one that sets the layout.
+    """The block of one call whose names are checked.
 
-    Raises WireError naming the argument, what was found and what to pass.
+    `logprobs`: tensor name -> values, the first sets the layout; `dtypes`: tensor name -> element
+    type that the host used (None: unknown). Raises WireError naming the argument, what was found
+    and what to pass.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    _check_names(side, given)
     first = next(iter(logprobs))
     field = first if side == "paired" else "logprobs"
     pad: Pad = given.get("pad", "auto")
@@ -150,8 +165,8 @@ def capture_side(
     _add_tensors(capture, side, given)
     _add_prompts(capture, side, given)
     _add_header(capture.header, side, given, samples=layout.samples)
-    for name, value in logprobs.items():
-        _remember_dtype(capture.header, name, value)
+    for name, dtype in (dtypes or {}).items():
+        _remember_dtype(capture.header, name, dtype)
     masked = "mask" in given or pad == "none"
     return capture.block(digest_ids=_wants_digest(given), masked=masked)
 
@@ -253,9 +268,8 @@ def _labels(field: str, value: Iterable[Any] | str, samples: int) -> list[str]:
     return labels
 
 
-def _remember_dtype(header: dict[str, Any], name: str, value: Array) -> None:
+def _remember_dtype(header: dict[str, Any], name: str, dtype: str) -> None:
     """The element type of the source: log-probs that were bf16 before the cast are a finding."""
     side = name.removesuffix("_logprobs")
-    found = dtype_name(value)
-    if side in ("rollout", "train") and found is not None:
-        header.setdefault(side, {}).setdefault("logprob_dtype", found)
+    if side in ("rollout", "train"):
+        header.setdefault(side, {}).setdefault("logprob_dtype", dtype)

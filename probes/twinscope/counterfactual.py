@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-DEFAULT_TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
+# two more than are likely: the outermost nodes tell less about a temperature near them
+DEFAULT_TEMPERATURES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0)
 DEFAULT_CHUNK_BYTES = 64 << 20  # of float32 logits held at once; about 4x that at the worst moment
 
 

@@ -54,6 +54,15 @@ class Item(Protocol):
         ...
 
 
+class Raw(Protocol):
+    """What the buffer holds until the sending thread makes items of it."""
+
+    @property
+    def count(self) -> Count: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Block:
     """One call's tensors, little-endian bytes in the dtypes of the wire declaration.

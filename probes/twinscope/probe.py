@@ -1,8 +1,8 @@
 """The probe: what a trainer or an engine calls.
 
 Every public call copies out, enqueues and returns. It never raises, never does I/O and never
-waits for the service; what it could not take is counted (`stats()`), and the log says why, once
-per kind.
+waits for the service. What the arrays hold is looked at later, on the sending thread; what could
+not be used is counted (`stats()`), and the log says why, once per kind.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from twinscope.books import Count, Ledger, ProbeStats
-from twinscope.capture import capture_side
 from twinscope.clock import Clock, SystemClock
 from twinscope.errors import WireError
 from twinscope.fingerprint import describe_process, find_rank
 from twinscope.guard import Guard
-from twinscope.items import Item, late_event, message, split_block
+from twinscope.items import Item, Part, late_event, message
 from twinscope.lifecycle import watch_exit, watch_fork
 from twinscope.plain import finite_scalars, plain_object, read_step
+from twinscope.raw_call import RawCall, take_call
 from twinscope.settings import SETTINGS, ProbeSettings, resolve_settings
 from twinscope.ship import Backoff, Shipper
 from twinscope.sink import Sink
@@ -41,12 +41,17 @@ R = TypeVar("R")
 logger = logging.getLogger("twinscope")
 EVENT_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 POOL_SHARE = 8  # free warm memory is at most an eighth of the buffer
+LARGE_SHARE = 2  # a call of half the buffer is unpacked at once: its copy would leave no room
 
 
 class Meter:
     """Calls, the seconds they took and what they refused, from all of the host's threads."""
 
     def __init__(self) -> None:
+        self.forget_after_fork()
+
+    def forget_after_fork(self) -> None:
+        """Begin at nothing, with a fresh lock: in a child, another thread may have held the old."""
         self._lock = threading.Lock()
         self.calls = 0
         self.seconds = 0.0
@@ -166,6 +171,8 @@ class Probe:
             clock=self._clock,
             make_sink=functools.partial(_make_sink, self._settings, self._sink),
             backoff=Backoff(),
+            pool=self._pool,
+            refuse=self._meter.refuse,
         )
         self._unwatch_exit = watch_exit(self._shipper)
         watch_fork(self._shipper)
@@ -186,8 +193,8 @@ class Probe:
     ) -> bool:
         """The engine's log-probs of the sampled tokens (q, nats). `step` is a hint, if known.
 
-        Returns whether everything was taken; never raises. Forms of `logprobs`: layout.py; other
-        fields: fields.RolloutFields.
+        Returns whether it was taken; never raises. What is in the arrays is checked later: see
+        `stats()`. Forms of `logprobs`: layout.py; other fields: fields.RolloutFields.
         """
         return self._capture("rollout", step, {"rollout_logprobs": logprobs}, fields)
 
@@ -256,18 +263,10 @@ class Probe:
     ) -> bool:
         reason = "internal_error"
         try:
-            for name, value in logprobs.items():
-                if value is None:
-                    raise WireError(name, None, "pass the log-probs of the sampled tokens")
-            block = capture_side(
-                side,
-                step,
-                logprobs,
-                run=self._settings.run,
-                fields=fields,
-                part={"index": self._index, **self._rank_field()},
-                pool=self._pool,
-            )
+            part = {"index": self._index, **self._rank_field()}
+            run = self._settings.run
+            call = take_call(side, step, logprobs, fields=fields, run=run, part=part)
+            found = self._copy_or_unpack(call)
             reason = ""
         except WireError:
             reason = "invalid"
@@ -275,12 +274,24 @@ class Probe:
         finally:
             if reason:
                 self._shipper.buffer.refuse(Count(batches=1), reason)
-        if not block.samples:
-            return True  # a rank without samples has nothing to lose
         self._index += 1  # about: two threads may share one, it is carried, not interpreted
-        parts: list[Item] = list(split_block(block, self._settings.post_bytes))
-        taken = [self._submit(part) for part in parts]  # all of them, even after a loss
+        if isinstance(found, RawCall):
+            return self._submit_raw(found)
+        taken = [self._submit(part) for part in found]  # all of them, even after a loss
         return all(taken)
+
+    def _copy_or_unpack(self, call: RawCall) -> RawCall | list[Part]:
+        """The copied call, for the sending thread; or its posts.
+
+        Unpacked here is what is large, and everything when errors are to be raised.
+        """
+        settings = self._settings
+        limit = settings.buffer_bytes // LARGE_SHARE
+        if call.nbytes < limit:
+            call = call.copied(self._pool)
+        if call.nbytes < limit and not settings.raise_errors:
+            return call
+        return call.unpack(self._pool, settings.post_bytes)
 
     @guarded(neutral=None)
     def count_loss(self, *, tokens: int, reason: str) -> None:
@@ -351,6 +362,11 @@ class Probe:
             self._announce()
         return self._shipper.submit(item)
 
+    def _submit_raw(self, call: RawCall) -> bool:
+        if not self._announced:
+            self._announce()
+        return self._shipper.submit_raw(call)
+
     def _announce(self) -> None:
         """Tell the service that this process has a probe: 'no data' is not 'never loaded'."""
         self._announced = True
@@ -418,7 +434,7 @@ class Probe:
 
     def forget_after_fork(self) -> None:
         """In the child: renewed locks; the first call announces the child. Not for hosts."""
-        self._meter = Meter()
+        self._meter.forget_after_fork()
         self._announced = False
         self._index = 0
         self._pool.forget_after_fork()

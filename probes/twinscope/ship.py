@@ -1,4 +1,4 @@
-"""The sending thread: takes from the buffer, encodes, posts, retries, spools, keeps the books.
+"""The sending thread: unpacks, encodes, posts, retries, spools, keeps the books.
 
 One daemon thread per probe and process, started with the first item. It owns the sink and the
 spool; the host's threads only put into the buffer. Order is kept: what cannot be sent waits at
@@ -23,9 +23,12 @@ from twinscope.errors import WireError
 from twinscope.guard import Guard
 from twinscope.items import Item, Message, late_event
 from twinscope.lifecycle import watch_multiprocessing
+from twinscope.raw_call import RawCall
 from twinscope.settings import ProbeSettings
 from twinscope.sink import Answer, Sink
+from twinscope.slabs import SlabPool
 from twinscope.spool import Spool, SpooledItem
+from twinscope.unpack import Unpacker
 
 logger = logging.getLogger("twinscope")
 
@@ -68,8 +71,13 @@ class Shipper:
         clock: Clock,
         make_sink: Callable[[], Sink],
         backoff: Backoff,
+        pool: SlabPool,
+        refuse: Callable[[str], None],
     ) -> None:
-        self.buffer = Buffer(settings.buffer_bytes)
+        self.buffer: Buffer[RawCall] = Buffer(settings.buffer_bytes)
+        self._unpacker = Unpacker(
+            self.buffer, guard=guard, pool=pool, post_bytes=settings.post_bytes, refuse=refuse
+        )
         self.retries = 0
         self._settings = settings
         self._guard = guard
@@ -102,6 +110,12 @@ class Shipper:
     def submit(self, item: Item) -> bool:
         """Hand over one item; False when it was dropped. Never waits for I/O."""
         accepted = self.buffer.put(item)
+        self._ensure_thread()
+        return accepted
+
+    def submit_raw(self, call: RawCall) -> bool:
+        """Hand over one call, copied; False when it was dropped."""
+        accepted = self.buffer.put_raw(call)
         self._ensure_thread()
         return accepted
 
@@ -180,6 +194,7 @@ class Shipper:
 
     def _spool_rest(self) -> None:
         """Write what is left, also what another thread has on its way: ids make that harmless."""
+        self._unpacker.unpack_waiting()
         item = self.buffer.steal()
         while item is not None and self._spool is not None and self._spool.write(item):
             self.buffer.settle(item, "spooled")
@@ -218,6 +233,7 @@ class Shipper:
     def _turn(self) -> bool:
         """One decision; False when the thread's work is done."""
         self._take_nudge()
+        self._unpacker.unpack_waiting()
         self._open_spool()
         if self._closing and (self.buffer.is_empty() or self._gave_up_closing()):
             self.buffer.abandon("shutdown")

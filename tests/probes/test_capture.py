@@ -240,14 +240,18 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+SEEN_AT_ONCE = ("no log-probs", "no step", "boolean step", "step too large", "fractional step",
+                "misspelt", "other side's", "sampling")  # fmt: skip
+
+
 @pytest.mark.usefixtures("as_in_a_run")
-@pytest.mark.parametrize("case", BAD.values(), ids=BAD)
-def test_bad_arguments_are_named_and_counted(case: tuple[str, dict[str, Any], str]) -> None:
-    """Never raised: the call returns False, the log and the stats say what to do."""
-    method, fields, words = case
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_named_and_counted(name: str) -> None:
+    """Never raised. What names tell makes the call return False; the rest is found later."""
+    method, fields, words = BAD[name]
     probe = Probe(sink=InMemorySink())
 
-    assert getattr(probe, method)(**fields) is False
+    assert getattr(probe, method)(**fields) is (name not in SEEN_AT_ONCE)
     probe.close()
     stats = probe.stats()
     assert stats.dropped["invalid"].batches == 1

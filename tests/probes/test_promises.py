@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from waiting import eventually
 
 from twinscope import Probe
-from twinscope.capture import Capture
 from twinscope.fields import FIELDS_BY_SIDE
-from twinscope.slabs import SlabPool
+from twinscope.slabs import SMALLEST, SlabPool
+from twinscope.snapshot import Copier
 from twinscope.testing import InMemorySink
 
 pytestmark = pytest.mark.usefixtures("as_in_a_run")
@@ -80,7 +80,7 @@ def test_no_argument_whatever_raises(
 def test_running_out_of_memory_in_a_copy_is_a_counted_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The allocation of the copy fails; the host's training step does not."""
+    """The allocation of a copy fails, here or later; the host's training step does not."""
 
     def exhausted(*_: Any, **__: Any) -> None:
         raise MemoryError
@@ -88,9 +88,11 @@ def test_running_out_of_memory_in_a_copy_is_a_counted_loss(
     monkeypatch.setattr(SlabPool, "take", exhausted)
     probe = Probe(sink=InMemorySink())
 
-    assert probe.train(step=1, logprobs=[[-1.0]], sample_ids="a") is False
+    large = np.zeros(SMALLEST, np.float32)
+    assert probe.train(step=1, logprobs=large, sample_ids="a") is False  # copied into a slab
+    assert probe.train(step=1, logprobs=[[-1.0]], sample_ids="a") is True  # fails when unpacked
     probe.close()
-    assert probe.stats().dropped["internal_error"].batches == 1
+    assert probe.stats().dropped["internal_error"].batches == 2
     assert probe.stats().balanced
 
 
@@ -102,7 +104,7 @@ def test_ctrl_c_during_a_call_reaches_the_host_and_the_books(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Capture, "tokens", interrupted)
+    monkeypatch.setattr(Copier, "copy", interrupted)
     probe = Probe(sink=InMemorySink())
     with pytest.raises(KeyboardInterrupt):
         probe.train(step=1, logprobs=[[-1.0]], sample_ids="a")

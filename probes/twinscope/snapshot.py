@@ -1,0 +1,289 @@
+"""Snapshot: the arguments of one call, copied as they are. What runs on the host's thread.
+
+Every array is copied once, whole, in one go, and nothing is looked at that would cost more with
+more samples: where the padding is, which values fit and what is wrong is found out later, on the
+sending thread (capture.py). Lists of arrays become one array; lists of Python numbers are copied
+as lists; what cannot change (numbers, strings, tuples of them) is kept. Tensors on a device are
+copied to the host, which waits for the work queued before them, as `.cpu()` does.
+
+Token ids become int32 and masks one byte on the way: the copy has half the bytes to write.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+from twinscope.arrays import Array
+from twinscope.errors import WireError
+from twinscope.plain import plain_object
+from twinscope.slabs import SMALLEST, Slab, SlabPool
+
+IDS = frozenset({"token_ids", "prompt_ids"})
+MASKS = frozenset({"mask", "prompt_mask"})
+OBJECTS = frozenset({"sampling", "fingerprint", "rollout_fingerprint", "train_fingerprint"})
+CONSTANTS = (type(None), bool, int, float, str, bytes, range)
+NUMBER_BYTES = 32  # of a Python number that we keep alive, and its place in a list
+NOT_ARRAYS = "pass tensors in host or device memory, arrays or lists of numbers"
+
+
+class Frozen:
+    """A copy that is not kept in its own form. `thaw()`: the array, or the list of arrays."""
+
+    __slots__ = ()
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        raise NotImplementedError
+
+    def thaw(self) -> Array:
+        """What the capture reads, on the sending thread."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Bfloat16(Frozen):
+    """bfloat16 values by their bits, uint16. numpy has no bfloat16; torch would start threads."""
+
+    bits: Array
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return int(self.bits.size)
+
+    def thaw(self) -> Array:
+        """float32, exact: a bfloat16 is the upper half of one."""
+        numpy = sys.modules["numpy"]
+        return (self.bits.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Frozen):
+    """One 1-D array per sample, concatenated."""
+
+    flat: Array
+    lengths: list[int]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return sum(self.lengths)
+
+    def thaw(self) -> list[Array]:
+        """Views of the rows."""
+        flat = thaw(self.flat)
+        bounds = pairwise(accumulate(self.lengths, initial=0))
+        return [flat[begin:end] for begin, end in bounds]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed(Frozen):
+    """Rows that do not go together: of several libraries, types or shapes."""
+
+    rows: list[Any]
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return sum(map(count_elements, self.rows))
+
+    def thaw(self) -> list[Array]:
+        """Each in its own way."""
+        return [thaw(row) for row in self.rows]
+
+
+def thaw(value: Any) -> Any:
+    """The argument that `Copier.copy` was given, or one that reads the same."""
+    if isinstance(value, Frozen):
+        return value.thaw()
+    if isinstance(value, dict):
+        return {name: thaw(item) for name, item in value.items()}
+    return value
+
+
+def count_elements(value: Any) -> int:
+    """Numbers in a copied argument; 0 for what holds none."""
+    if isinstance(value, Frozen):
+        return value.elements
+    if isinstance(value, (list, tuple, array, range)):
+        nested = bool(value) and isinstance(value[0], (list, tuple))
+        return sum(map(len, value)) if nested else len(value)
+    size = getattr(value, "size", 0)
+    return size if isinstance(size, int) else 0  # torch without numpy has a method there
+
+
+class Copier:
+    """Copies the arguments of one call. `nbytes`: of the copies; `slabs`: where they are."""
+
+    def __init__(self, pool: SlabPool) -> None:
+        self._pool = pool
+        self._numpy = sys.modules.get("numpy")
+        self._torch = sys.modules.get("torch")
+        self.slabs: list[Slab] = []
+        self.nbytes = 0
+
+    def copy(self, field: str, value: Any) -> Any:
+        """The copy of one argument. Raises WireError for what no array can be made of."""
+        if field in OBJECTS:
+            return plain_object(field, value)
+        try:
+            return self._copy(field, value)
+        except (TypeError, ValueError, RuntimeError) as error:  # sparse, meta, distributed ...
+            if isinstance(error, WireError):
+                raise
+            raise WireError(field, type(value).__name__, f"{NOT_ARRAYS} ({error})") from error
+
+    def _copy(self, field: str, value: Any) -> Any:
+        if isinstance(value, CONSTANTS):
+            return value
+        if self._torch is not None and isinstance(value, self._torch.Tensor):
+            return self._tensor(field, value)
+        if self._numpy is not None and isinstance(value, self._numpy.ndarray):
+            return self._ndarray(field, value)
+        if isinstance(value, (list, tuple)):
+            return self._sequence(field, value)
+        if isinstance(value, Mapping):
+            return {name: self._copy(field, item) for name, item in value.items()}
+        if isinstance(value, array):
+            return value[:]
+        if self._numpy is not None and hasattr(value, "__array__"):
+            return self._ndarray(field, self._numpy.asarray(value))
+        if field == "sample_ids":  # any iterable of names
+            return list(value)
+        raise WireError(field, type(value).__name__, "pass a tensor, an array or a list of numbers")
+
+    # ---- arrays ----
+
+    def _ndarray(self, field: str, value: Array) -> Array:
+        kind, dtype = value.dtype.kind, value.dtype
+        if kind not in "iubf":  # objects, text, complex numbers: kept for the refusal
+            self.nbytes += value.nbytes
+            return value.copy()
+        if field in MASKS and kind in "iu":
+            target = self._empty(value.shape, bool)
+            return self._numpy.not_equal(value, 0, out=target)  # type: ignore[union-attr]
+        target = self._empty(value.shape, "int32" if field in IDS and kind in "iu" else dtype)
+        self._numpy.copyto(target, value, casting="unsafe")  # type: ignore[union-attr]
+        return target
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Memory for a copy; large ones are warm (slabs.py)."""
+        numpy: Any = self._numpy
+        dtype = numpy.dtype(dtype)
+        count = 1
+        for length in shape:
+            count *= length
+        size = count * dtype.itemsize
+        self.nbytes += size
+        if size < SMALLEST:
+            return numpy.empty(shape, dtype)
+        slab = self._pool.take(size)
+        self.slabs.append(slab)
+        return numpy.frombuffer(slab.data, dtype, count).reshape(shape)
+
+    def _tensor(self, field: str, value: Array) -> Array:
+        torch: Any = self._torch
+        value = value.detach()
+        if self._numpy is None:
+            copied = value.to("cpu", copy=True)
+            self.nbytes += copied.numel() * copied.element_size()
+            return copied
+        if value.device.type != "cpu":
+            return self._device_tensor(field, value)
+        if value.dtype == torch.bfloat16:
+            return Bfloat16(self._ndarray("bits", value.view(torch.int16).numpy().view("uint16")))
+        return self._ndarray(field, value.numpy())
+
+    def _device_tensor(self, field: str, value: Array) -> Array:
+        """Narrowed on the device, then one copy over the bus into warm memory."""
+        torch: Any = self._torch
+        if value.dtype == torch.bfloat16:
+            return Bfloat16(self._fetch(value.view(torch.int16)).view("uint16"))
+        if not value.is_floating_point() and not value.is_complex():
+            if field in IDS:
+                value = value.to(torch.int32)
+            elif field in MASKS:
+                value = value != 0
+        return self._fetch(value)
+
+    def _fetch(self, value: Array) -> Array:
+        torch: Any = self._torch
+        target = self._empty(tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        torch.from_numpy(target).copy_(value)
+        return target
+
+    # ---- sequences ----
+
+    def _sequence(self, field: str, value: Sequence[Any]) -> Any:
+        first = value[0] if value else None
+        if isinstance(first, (list, tuple)):
+            return self._nested(field, value)
+        if self._torch is not None and isinstance(first, self._torch.Tensor):
+            return self._tensor_rows(field, value)
+        if self._numpy is not None and isinstance(first, self._numpy.ndarray):
+            return self._ndarray_rows(field, value)
+        if hasattr(first, "__len__") and not isinstance(first, (str, bytes)):
+            return self._mixed(field, value)
+        self.nbytes += NUMBER_BYTES * len(value)
+        return list(value)
+
+    def _nested(self, field: str, value: Sequence[Any]) -> Any:
+        """Rows of Python numbers. Tuples are kept: their numbers cannot change."""
+        if not set(map(type, value)) <= {list, tuple}:
+            return self._mixed(field, value)
+        self.nbytes += NUMBER_BYTES * sum(map(len, value))
+        return [row[:] for row in value]
+
+    def _mixed(self, field: str, value: Sequence[Any]) -> Mixed:
+        return Mixed([self._copy(field, row) for row in value])
+
+    def _ndarray_rows(self, field: str, value: Sequence[Any]) -> Frozen:
+        """Concatenated in one pass; rows that cannot be are copied one by one."""
+        numpy: Any = self._numpy
+        if set(map(type, value)) != {numpy.ndarray} or value[0].dtype.kind not in "iubf":
+            return self._mixed(field, value)
+        lengths = [len(row) if row.ndim else -1 for row in value]
+        dtype = value[0].dtype
+        if field in IDS and dtype.kind in "iu":
+            dtype = numpy.dtype(numpy.int32)
+        if min(lengths) < 0:
+            return self._mixed(field, value)
+        target = self._empty((sum(lengths),), dtype)
+        try:
+            numpy.concatenate(value, out=target, casting="same_kind")
+        except (TypeError, ValueError):  # integers among floats, or rows of two dimensions
+            return self._mixed(field, value)
+        return Rows(target, lengths)
+
+    def _tensor_rows(self, field: str, value: Sequence[Any]) -> Any:
+        """As for arrays. Single numbers, one tensor each, become one array."""
+        torch: Any = self._torch
+        kinds = {
+            (row.dtype, row.device, row.ndim) if isinstance(row, torch.Tensor) else type(row)
+            for row in value
+        }
+        if len(kinds) > 1 or value[0].ndim > 1:
+            return self._mixed(field, value)
+        with torch.no_grad():
+            if value[0].ndim == 0:
+                return self._tensor(field, torch.stack(list(value)))
+            flat = self._joined(field, list(value))
+        return Rows(flat, [row.shape[0] for row in value])
+
+    def _joined(self, field: str, rows: list[Any]) -> Array:
+        """One flat copy. On the host it is written where it stays; no second copy follows."""
+        torch: Any = self._torch
+        whole = rows[0].dtype in (torch.float32, torch.float64, torch.float16)
+        if self._numpy is None or rows[0].device.type != "cpu" or not whole:
+            return self._tensor(field, torch.cat(rows))
+        target = self._empty(
+            (sum(row.shape[0] for row in rows),), str(rows[0].dtype).removeprefix("torch.")
+        )
+        torch.cat(rows, out=torch.from_numpy(target))
+        return target
