@@ -36,7 +36,8 @@ function meter(confidence) {
 function remains(cause, step) {
   if (cause.family === "none" || cause.k3_after === null || cause.k3_after === undefined) return null;
   return h("p", { class: "counterfactual" }, "Without it ", h("strong", {}, "rollout_train_kl"), " would be ", number(cause.k3_after),
-    step.metrics?.k3_mean ? [" instead of ", number(step.metrics.k3_mean)] : null, ".");
+    step.metrics?.k3_mean ? [" instead of ", number(step.metrics.k3_mean)] : null,
+    cause.k3_after_is ? ` (${cause.k3_after_is}).` : ".");
 }
 
 function facts(cause) {

@@ -91,8 +91,12 @@ def _print_step(console: Any, report: Report) -> None:
     for cause in step.diagnosis[:3]:
         console.print(f"  cause    {cause['cause']} ({cause['confidence']:.2f})", markup=False)
         console.print(f"           {cause['evidence']}", markup=False)
-        if cause.get("k3_after") is not None:
-            console.print(f"           without it k3_mean would be {cause['k3_after']:.3g}")
+        if cause.get("k3_after") is not None and cause["family"] != "none":
+            source = f" ({cause['k3_after_is']})" if cause.get("k3_after_is") else ""
+            console.print(
+                f"           without it k3_mean would be {cause['k3_after']:.3g}{source}",
+                markup=False,
+            )
         if cause.get("fix"):
             console.print(f"           to do: {cause['fix']}", markup=False)
     console.print()

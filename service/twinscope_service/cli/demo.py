@@ -138,7 +138,8 @@ def _explain(console: Any, step: dict[str, Any]) -> None:
         console.print(f"\n{cause['cause']}, confidence {cause['confidence']:.2f}")
         console.print(f"  evidence  {cause['evidence']}", markup=False)
         if cause.get("k3_after") is not None:
-            console.print(f"  without it rollout_train_kl would be {cause['k3_after']:.2e}")
+            source = f" ({cause['k3_after_is']})" if cause.get("k3_after_is") else ""
+            console.print(f"  without it rollout_train_kl would be {cause['k3_after']:.2e}{source}")
         console.print(f"  to do     {cause['fix']}", markup=False)
 
 

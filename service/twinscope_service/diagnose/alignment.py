@@ -96,12 +96,7 @@ def _label_shift(view: View) -> Claim | None:
             f"{view.correlation:.2f}) in {share:.0%} of the samples; no lag of the array repairs "
             f"it, so the label (or the logits row) is off by one position"
         ),
-        estimate={
-            "lag": offset,
-            "kind": "label",
-            "correlation_at_lag": round(r, 3),
-            "k3_after_is": "typical",
-        },
+        estimate={"lag": offset, "kind": "label", "correlation_at_lag": round(r, 3)},
         group=() if offset == 1 else ("token_shift", "wrong_token_logprob"),
         separator="top-k log-probs of one position: which of them is the trainer's number",
         k3_after=expected_floor(view) if share > 0.9 else None,

@@ -41,6 +41,7 @@ class Cause:
     fix: str  # what to check or change next
     estimate: Mapping[str, Any] = field(default_factory=dict)
     k3_after: float | None = None
+    k3_after_is: str = ""  # what that number is, in words; "" without one
     group: tuple[str, ...] = ()
     separator: str = ""
     runbook: str = ""  # path below docs/, e.g. causes/token_shift.md

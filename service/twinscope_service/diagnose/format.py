@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from twinscope_service.diagnose.alignment import nobody_sampled
 from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.context import JoinCounts
@@ -12,6 +14,8 @@ GRID_SHARE = (
     0.99  # share of values on a coarse grid that chance cannot give (chance: 2^-9 and less)
 )
 GRID_TOKENS = 20
+REPEATS = 6  # of one exact value among the worst tokens ...
+REPEATED_SHARE = 0.5  # ... and this share of them
 FILLED_TOKENS = 32  # so many tokens in a row are not certain by chance
 
 
@@ -108,7 +112,40 @@ def missing_value_sentinel(view: View) -> Claim | None:
     if (both := _both_filled(view)) is not None:
         return both
     fills = [c for c in (_fill(view, "q", "p"), _fill(view, "p", "q")) if c is not None]
-    return max(fills, key=lambda c: c.strength) if fills else None
+    return max(fills, key=lambda c: c.strength) if fills else _repeated(view)
+
+
+def _repeated(view: View) -> Claim | None:
+    """One value of any size, exactly the same on one side of most of the worst tokens.
+
+    Two contexts do not give one log-prob to the last bit, unless they are one context: then the
+    other side repeats as well. Half precision repeats too, but on many values.
+    """
+    worst = view.summary.worst
+    if not view.whole or len(worst) < REPEATS:
+        return None
+    claims = []
+    for side, pairs in (("rollout", [(w.q, w.p) for w in worst]),
+                        ("train", [(w.p, w.q) for w in worst])):  # fmt: skip
+        value, count = Counter(value for value, _ in pairs).most_common(1)[0]
+        others = len({other for mine, other in pairs if mine == value})
+        if count >= max(REPEATS, REPEATED_SHARE * len(worst)) and others > 0.8 * count:
+            claims.append(_constant(side, value, count, len(worst)))
+    return max(claims, key=lambda c: c.strength) if claims else None
+
+
+def _constant(side: str, value: float, count: int, looked_at: int) -> Claim:
+    return Claim(
+        cause="missing_value_sentinel",
+        kind="exact",
+        strength=min(1.0 + count / 10.0, 3.0),
+        evidence=(
+            f"{count} of the {looked_at} tokens that differ most have the same {side} log-prob, "
+            f"{value:.9g}, to the last bit: a constant, not a log-prob"
+        ),
+        estimate={"value": value, "side": side, "tokens_at_least": count},
+        k3_after=None,
+    )
 
 
 def _not_log_probs(positive: int, unmasked: int) -> Claim:

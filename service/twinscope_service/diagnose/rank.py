@@ -22,6 +22,7 @@ from twinscope_service.diagnose.cause import FAMILY_OF, Cause
 from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.context import Context, History
 from twinscope_service.diagnose.fixes import FIXES
+from twinscope_service.diagnose.level import expected_floor
 from twinscope_service.diagnose.mixture import loud_samples
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import MeasureOptions, Summary
@@ -244,11 +245,22 @@ def _cause(view: View, claim: Claim, claims: list[Claim]) -> Cause:
         fix=claim.fix or FIXES[claim.cause],
         estimate=claim.estimate,
         k3_after=claim.k3_after,
+        k3_after_is=_source_of_k3(view, claim),
         group=claim.group,
         separator=claim.separator,
         runbook=f"causes/{claim.cause}.md",
         share=round(share, 4),
     )
+
+
+def _source_of_k3(view: View, claim: Claim) -> str:
+    """Was k3_after computed from this step's numbers, or is it what healthy pairs show?"""
+    if claim.k3_after is None:
+        return ""
+    if claim.k3_after not in (view.floor, expected_floor(view)):
+        return "computed from this step"
+    own = view.history is not None and view.history.baseline is not None
+    return "this run's healthy level" if own else "typical of healthy pairs, not computed"
 
 
 def _noise(view: View, claims: list[Claim]) -> Cause:
@@ -266,6 +278,7 @@ def _noise(view: View, claims: list[Claim]) -> Cause:
         evidence=f"{level}; E[ρ] is 1 within {abs(float(z[0])):.1f} standard errors",
         fix=FIXES["numerical_noise"],
         k3_after=view.k3 if counted else None,
+        k3_after_is="computed from this step" if counted else "",
         runbook="causes/numerical_noise.md",
     )
 

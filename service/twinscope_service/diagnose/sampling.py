@@ -68,7 +68,6 @@ def temperature_not_restored(view: View) -> Claim | None:
             "standard_error": None if exact is not None else round(fit.se, 4),
             "sampled_by": fit.honest,
             "from": "pairs" if exact is None else "logsumexp_T",
-            "k3_after_is": "typical" if exact is None else "computed",
         },
         k3_after=expected_floor(view) if exact is None else exact.k3,
     )

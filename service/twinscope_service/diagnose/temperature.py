@@ -18,8 +18,8 @@ Z_EVIDENCE = 5.0
 FAR_FROM_ONE = 0.2  # |ln ratio| beyond which the other side's identity must break clearly
 PRIOR_TOKENS = 10.0  # weight of the pooled mean of ρ in a sample's own
 TWO_SIDED = 0.25  # least share of tokens with q < p that a temperature above 1 has
-NODES = 5  # log-sum-exp nodes used around the smallest k3
-WIDEST_STEP = 0.25  # of ln β between nodes: wider, and pairs alone are as good
+NODES = 6  # log-sum-exp nodes used around the smallest k3
+WIDEST_STEP = 0.3  # of ln β between nodes: wider, and pairs alone are as good
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def bound_kept(view: View, fit: TemperatureFit) -> float:
 def temperature_from_logsumexp(view: View) -> ExactTemperature | None:
     """Where the k3 of q against p(T) is smallest; None without dense enough logsumexp_T.
 
-    k3 is smooth in β = 1/T: a polynomial through the nodes around the smallest gives T to 0.1 %
-    and the k3 there; a node within 1 % of it is taken as it stands.
+    k3 is smooth in ln β, β = 1/T: a polynomial through the nodes around the smallest gives T to
+    0.1 % and the k3 there; a node within 1 % of it is taken as it stands.
     """
     if not view.whole:
         return None
@@ -152,12 +152,12 @@ def temperature_from_logsumexp(view: View) -> ExactTemperature | None:
 
 
 def _smallest(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """(β, k3) at the minimum of the polynomial through `points`, a little beyond them at most."""
-    x = np.array([beta for beta, _ in points])
+    """(β, k3) at the minimum of the polynomial in ln β, a little beyond `points` at most."""
+    x = np.log([beta for beta, _ in points])
     y = np.array([k3 for _, k3 in points])
     centre, reach = x.mean(), (x[-1] - x[0]) / 2
     coefficients = np.polyfit((x - centre) / reach, y, len(points) - 1)
     grid = np.linspace(-1.1, 1.1, 4401)
     values = np.polyval(coefficients, grid)
     best = int(values.argmin())
-    return float(centre + reach * grid[best]), float(max(values[best], 0.0))
+    return float(np.exp(centre + reach * grid[best])), float(max(values[best], 0.0))

@@ -336,6 +336,14 @@ FAULTS: dict[str, Fault] = {
     "missing_value_train": Fault(
         "missing_value_sentinel", "5 % of p are 0.0", fill(0.0, share=0.05, side="train")
     ),
+    "missing_value_constant": Fault(
+        "missing_value_sentinel",
+        "2 % of q are ln 1e-6",
+        fill(-13.815511, share=0.02, side="rollout"),
+    ),
+    "missing_value_constant_train": Fault(
+        "missing_value_sentinel", "3 % of p are ln 0.01", fill(-4.6051702, share=0.03, side="train")
+    ),
     "nonfinite_values": Fault(
         "nonfinite_values", "1 % of p are NaN", fill(float("nan"), share=0.01, side="train")
     ),

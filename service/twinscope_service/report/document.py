@@ -91,7 +91,8 @@ def _causes(step: StepView) -> list[Element]:
         return [*parts, tag("p", "None was named for this step.", class_="quiet")]
     for cause in step.diagnosis:
         after = cause.get("k3_after")
-        remains = f"Without it rollout_train_kl would be {number(after)}." if after else None
+        source = f" ({cause['k3_after_is']})" if cause.get("k3_after_is") else ""
+        remains = f"Without it rollout_train_kl would be {number(after)}{source}." if after else None
         estimate = ", ".join(f"{k} {_plain(v)}" for k, v in (cause.get("estimate") or {}).items())
         parts += [
             tag("h3", f"{cause['cause']}, confidence {100 * cause['confidence']:.0f} %"),
