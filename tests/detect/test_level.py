@@ -64,6 +64,36 @@ def test_a_twentyfold_shift_is_reported_at_once_and_confirmed_within_five_steps(
     assert "shifted at step 100" in shift.message
 
 
+# rollout_train_kl of examples/grpo_cpu.py: weights no longer synchronised from step 10 on.
+NO_SYNC_FROM_10 = [
+    .000398, .000386, .000401, .000373, .000399, .000431, .000423, .000402, .000425, .000434,
+    .00227, .00723, .0150, .0273, .0408, .0531, .0701, .0892, .103, .109,
+    .131, .150, .154, .158, .187, .198, .209, .239, .259, .273,
+]  # fmt: skip
+
+
+def test_a_fault_that_begins_inside_the_burn_in_is_reported_when_it_ends() -> None:
+    """A real run that went wrong at step 10: the twentieth value brings the shift, onset exact."""
+    _, findings = watch(NO_SYNC_FROM_10)
+
+    shift = of(findings, "level_shift")[0]
+    assert (shift.step, shift.onset_step) == (19, 10)
+    assert shift.before == pytest.approx(4.0e-4, rel=0.02)
+    assert shift.ratio is not None
+    assert shift.ratio > 100
+
+
+def test_the_burn_in_of_a_healthy_run_says_nothing() -> None:
+    """20 000 of them, steady, noisy, autocorrelated or rising 5 % a step: no rise is reported."""
+    rng = np.random.default_rng(7)
+    noise = rng.standard_normal((20_000, 20)) * rng.choice([0.02, 0.1, 0.4], (20_000, 1))
+    slope = rng.choice([0.0, 0.02, 0.05], (20_000, 1)) * np.arange(20)
+    smooth = noise + 0.4 * np.roll(noise, 1, axis=1)
+
+    found = [level.newest_apart(list(y), least=np.log(2.0)) for y in smooth + slope]
+    assert found.count(None) == len(found)
+
+
 def test_a_shift_of_a_factor_1_3_is_found_in_time_and_placed_well() -> None:
     """After 60 healthy steps with 10 % noise: median delay 12 steps at most, onset within 2."""
     delays, errors = [], []
