@@ -23,7 +23,8 @@ BEAT = 8 * LANES
 
 
 class StandInCard:
-    """`prefix` is what a driver opens. Faults: `corrupt`, `short`, `mute`, `unplug`, `lost`."""
+    """`prefix`: what a driver opens. Faults: `corrupt`, `lost`, `mute`, `unplug` (registers read
+    all ones, nothing comes), `short` (the results end early), `gone` (the input is torn down)."""
 
     def __init__(self, folder: Path) -> None:
         self.prefix = folder / "xdma0"
@@ -33,8 +34,8 @@ class StandInCard:
         self._user.write_bytes(bytes(4096))
         for name in ("h2c_0", "c2h_0"):
             os.mkfifo(f"{self.prefix}_{name}")
-        self._input = os.open(f"{self.prefix}_h2c_0", os.O_RDWR)
-        self._output = os.open(f"{self.prefix}_c2h_0", os.O_RDWR)
+        self._input: int | None = os.open(f"{self.prefix}_h2c_0", os.O_RDWR)
+        self._output: int | None = os.open(f"{self.prefix}_c2h_0", os.O_RDWR)
         self._registers = os.open(self._user, os.O_RDWR)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -53,11 +54,13 @@ class StandInCard:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self._stop.set()
-        os.write(self._input, bytes(BEAT))  # wakes the reader
+        if self._input is not None:
+            os.write(self._input, bytes(BEAT))  # wakes the reader
         for thread in self._threads:
             thread.join(10)
         for descriptor in (self._input, self._output, self._registers):
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _show(self) -> None:
         """Put every register where the driver reads it."""
@@ -91,6 +94,10 @@ class StandInCard:
             header = self._read_exactly(BEAT)
             if self._stop.is_set():
                 return
+            if self.fault == "gone":
+                os.close(self._input)
+                self._input = None
+                return
             length = decode_header(int.from_bytes(header[:8], "little"))["length"]
             body = self._read_exactly((chunk_beats(length, LANES) - 1) * BEAT)
             self._answer(header + body)
@@ -113,5 +120,9 @@ class StandInCard:
             records[40] ^= 4
         if self.fault == "unplug":
             self.device._registers[OFFSET["id"]] = 0xFFFFFFFF
-        if self.fault not in ("mute", "unplug"):
+        if self.fault == "short" and self._output is not None:
+            os.write(self._output, records[:64])
+            os.close(self._output)
+            self._output = None
+        elif self.fault not in ("mute", "unplug") and self._output is not None:
             os.write(self._output, records)

@@ -113,13 +113,22 @@ def test_a_card_behind_character_devices_measures(card: Any, make_block: MakeBlo
 
 @pytest.mark.parametrize(
     ("fault", "cause"),
-    [("corrupt", "bad_record"), ("mute", "timeout"), ("unplug", "timeout"), ("lost", "framing")],
+    [
+        ("corrupt", "bad_record"),
+        ("mute", "timeout"),
+        ("unplug", "timeout"),
+        ("lost", "framing"),
+        ("short", "short_transfer"),
+        ("gone", "gone"),
+    ],
 )
 def test_a_failing_card_loses_nothing(
     card: Any, make_block: MakeBlock, fault: str, cause: str
 ) -> None:
     """The block is measured by the completing engine, and the cause is counted."""
-    engine, block = card_engine(card, timeout_s=0.3), make_block(samples=3)
+    more_than_a_pipe_holds = 400
+    samples = more_than_a_pipe_holds if fault == "gone" else 3
+    engine, block = card_engine(card, timeout_s=0.3), make_block(samples=samples)
     engine.open()
     card.fault = fault
     found, reference = engine.measure(block, OPTIONS), ReferenceEngine().measure(block, OPTIONS)
