@@ -49,6 +49,10 @@ class Service:
         """POST, over a new connection."""
         return httpx.post(self.url + path, timeout=120, **arguments)
 
+    def delete(self, path: str, **arguments: Any) -> httpx.Response:
+        """DELETE, over a new connection."""
+        return httpx.delete(self.url + path, timeout=120, **arguments)
+
     def send(self, body: bytes, **headers: str) -> httpx.Response:
         """Post a binary batch. Underscores in header names become dashes."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}

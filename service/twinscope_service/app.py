@@ -23,7 +23,7 @@ from twinscope_service.expose.metrics import build_registry
 from twinscope_service.expose.text import load_token_text
 from twinscope_service.memory import keep_freed_memory
 from twinscope_service.pipeline import Pipeline, open_pipeline
-from twinscope_service.receive import posts
+from twinscope_service.receive import posts, silences
 from twinscope_service.receive.access import Authenticate
 from twinscope_service.receive.connection import BoundedConnection
 from twinscope_service.receive.edge import build_edge
@@ -52,6 +52,7 @@ def build_app(settings: Settings, *, opened: Pipeline | None = None) -> FastAPI:
         app.state.token_text = await to_thread.run_sync(lambda: load_token_text(settings.tokenizer))
         app.state.health = await to_thread.run_sync(pipeline.health)
         alerting = Alerting(plan, pipeline.database, clock=SystemClock())
+        app.state.silences = alerting.silences
         app.state.registry = build_registry(
             pipeline, traffic=traffic, inflight=edge.inflight, alerting=alerting
         )
@@ -77,6 +78,7 @@ def build_app(settings: Settings, *, opened: Pipeline | None = None) -> FastAPI:
     add_handlers(app)
     app.include_router(posts.router, tags=["data in"])
     app.include_router(reads.router, tags=["results"])
+    app.include_router(silences.router, tags=["silences"])
     app.include_router(surface.router, tags=["operation"])
     page.add_page(app)
     app.add_middleware(Authenticate, token=settings.token, run_tokens=settings.run_tokens)

@@ -126,6 +126,22 @@ class Client:
         """The verdict of the last closed step, for a trainer that pauses or masks by it."""
         return _record(GateView, self._get(_path(run, "gate")))
 
+    def silence(self, *, seconds: float, **about: Any) -> dict[str, Any]:
+        """Tell nobody for `seconds`. `about`: run or runs (a glob); kinds, series, reason."""
+        asked = {"seconds": seconds, **about}
+        found: dict[str, Any] = self._ask("POST", "/v1/silences", json=asked).json()
+        return found
+
+    def silences(self) -> list[dict[str, Any]]:
+        """Open silences."""
+        found: list[dict[str, Any]] = self._get("/v1/silences")
+        return found
+
+    def end_silence(self, number: int) -> dict[str, Any]:
+        """A silence is over now."""
+        found: dict[str, Any] = self._ask("DELETE", f"/v1/silences/{number}").json()
+        return found
+
     def _pages(self, path: str, name: str, *, after: int | str | None = None) -> Iterator[Any]:
         while True:
             beyond = {} if after is None else {"after": after}
@@ -139,8 +155,11 @@ class Client:
         return self._answer(path, **query).json()
 
     def _answer(self, path: str, *, accept: str = "*/*", **query: Any) -> httpx.Response:
+        return self._ask("GET", path, params=query, headers={"accept": accept})
+
+    def _ask(self, method: str, path: str, **parts: Any) -> httpx.Response:
         try:
-            answer = self._http.get(path, params=query, headers={"accept": accept})
+            answer = self._http.request(method, path, **parts)
         except httpx.TransportError as error:
             raise ServiceAnswer(
                 f"{self._http.base_url}: {error or type(error).__name__}; is the service running "

@@ -7,6 +7,7 @@ ServiceError
 ├── Overloaded   429  a limit of waiting data is reached; retry after `retry_after_s`
 ├── UnknownRun   404
 ├── UnknownStep  404
+├── UnknownSilence 404
 └── StoreError   507  the data directory cannot take or give what was asked (full, unreadable)
 """
 
@@ -87,6 +88,18 @@ class UnknownStep(ServiceError):
             field="step",
             value=step,
             fix="GET /v1/runs/{run}/steps lists them",
+        )
+
+
+class UnknownSilence(ServiceError):
+    """It never was, or it ended a week ago."""
+
+    status = 404
+    title = "No such silence"
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"no silence {number}", field="number", value=number, fix="GET /v1/silences lists them"
         )
 
 

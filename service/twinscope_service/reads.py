@@ -51,6 +51,10 @@ class Reads:
         """For the senders of alerts, who have their own tables."""
         return self._data.store
 
+    def now(self) -> float:
+        """Seconds since the epoch, by the clock that everything here goes by."""
+        return self._clock.time()
+
     def runs(self) -> list[RunView]:
         """All runs that are known, by name."""
         return [self._run_view(run, *seen) for run, seen in self._store.runs().items()]

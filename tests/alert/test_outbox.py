@@ -123,14 +123,14 @@ def test_a_firing_notice_is_told_again_after_the_repeat_time_and_not_before(desk
     for _ in range(6):
         desk.clock.advance(1800.0)
         counts.append(
-            outbox.remind(now=desk.clock.time(), repeat_s=3600.0, muted=lambda run, kind: False)
+            outbox.remind(now=desk.clock.time(), repeat_s=3600.0, muted=lambda news: False)
         )
     assert counts == [0, 1, 0, 1, 0, 1]
     assert all(row.news["reminder"] for row in settle_all(outbox, desk.clock.time()))
     desk.say(alert("resolved"))
     settle_all(outbox, desk.clock.time())
     desk.clock.advance(1e6)
-    assert not outbox.remind(now=desk.clock.time(), repeat_s=60.0, muted=lambda run, kind: False)
+    assert not outbox.remind(now=desk.clock.time(), repeat_s=60.0, muted=lambda news: False)
 
 
 def test_what_is_silenced_is_told_when_the_window_is_over_if_it_still_fires(desk: Desk) -> None:
@@ -139,8 +139,8 @@ def test_what_is_silenced_is_told_when_the_window_is_over_if_it_still_fires(desk
     outbox = Outbox(desk.store, ["ops"])
     outbox.silence(outbox.due("ops"), at=desk.clock.time())
     now = desk.clock.time() + 10.0
-    assert not outbox.remind(now=now, repeat_s=3600.0, muted=lambda run, kind: True)
-    assert outbox.remind(now=now, repeat_s=3600.0, muted=lambda run, kind: False) == 1
+    assert not outbox.remind(now=now, repeat_s=3600.0, muted=lambda news: True)
+    assert outbox.remind(now=now, repeat_s=3600.0, muted=lambda news: False) == 1
     assert len(outbox.due("ops")) == 1
 
 

@@ -74,8 +74,8 @@ def test_a_daily_window_may_reach_over_midnight() -> None:
     """22 to 6: open at 23 and 5, closed at 6 and noon."""
     (window,) = parse_windows([{"daily": "22:00-06:00", "runs": "nightly-*"}])
     assert [window.is_open(at(hour)) for hour in (23, 5, 6, 12)] == [True, True, False, False]
-    assert window.covers("nightly-1", "spike", now=at(23))
-    assert not window.covers("prod", "spike", now=at(23))
+    assert window.covers("nightly-1", "spike", ["k3"], now=at(23))
+    assert not window.covers("prod", "spike", ["k3"], now=at(23))
 
 
 def test_a_single_window_is_open_from_start_to_end() -> None:

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 from twinscope_service.alert.delivery import Deliver, Letterhead, Undelivered, build_delivery
 from twinscope_service.alert.target import Target, Window, parse_targets, parse_windows
+from twinscope_service.alert.text import Noticed
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
 from twinscope_service.errors import StoreError
-from twinscope_service.store.outbox import Database, Outbox, OutboxRow
+from twinscope_service.store.outbox import Database, Muted, Outbox, OutboxRow
+from twinscope_service.store.silences import Silences
 
 POLL_S = 0.5
 REFUSALS = 10  # attempts after which a body that a target calls wrong is given up
@@ -56,6 +58,7 @@ class Alerting:
     def __init__(self, plan: AlertPlan, store: Database, *, clock: Clock) -> None:
         self._plan, self._clock = plan, clock
         self._outbox = Outbox(store, [target.name for target in plan.targets])
+        self.silences = Silences(store)  # those that people ask for; the plan has the settings'
         self._stop = threading.Event()
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (target, outcome)
         self._threads = [
@@ -83,9 +86,10 @@ class Alerting:
 
     def tick(self) -> None:
         """Queue what is due again; forget what was delivered long ago."""
+        now = self._clock.time()
+        self.silences.forget(now=now)
         if not self._threads:
             return
-        now = self._clock.time()
         self._outbox.remind(now=now, repeat_s=self._plan.letterhead.repeat_s, muted=self.muted)
         self._outbox.forget(before=now - KEEP_DELIVERED_S)
 
@@ -93,10 +97,13 @@ class Alerting:
         """News not yet delivered, per target."""
         return self._outbox.pending()
 
-    def muted(self, run: str, kind: str) -> bool:
-        """Is a silence window open for this run and kind?"""
+    def muted(self, news: Noticed) -> bool:
+        """Is a window of the settings open for this news, or a silence that somebody asked for?"""
         now = self._clock.time()
-        return any(window.covers(run, kind, now=now) for window in self._plan.windows)
+        about = news["run"], news["kind"], news["series"]
+        return any(window.covers(*about, now=now) for window in self._plan.windows) or any(
+            silence.covers(*about, now=now) for silence in self.silences.open(now=now)
+        )
 
     def close(self) -> None:
         """Stop sending; what is left is sent after the next start."""
@@ -118,7 +125,7 @@ class Sender:
         clock: Clock,
         stop: threading.Event,
         count: Callable[[str, str, int], None],
-        muted: Callable[[str, str], bool],
+        muted: Muted,
     ) -> None:
         self.target, self._deliver, self._outbox = target, deliver, outbox
         self._clock, self._stop, self._count, self._muted = clock, stop, count, muted
@@ -145,7 +152,7 @@ class Sender:
         if not self.target.wants(first.news):
             self._settle(rows[:1], "not_wanted", now)
             return 0.0
-        if first.news["state"] != "resolved" and self._muted(first.run, first.news["kind"]):
+        if first.news["state"] != "resolved" and self._muted(first.news):
             self._outbox.silence(rows[:1], at=now)
             self._count(self.target.name, "silenced", 1)
             return 0.0
@@ -163,7 +170,7 @@ class Sender:
         group: list[OutboxRow] = []
         for row in rows:
             fits = row.run == rows[0].run and all(row.notice != other.notice for other in group)
-            silent = row.news["state"] != "resolved" and self._muted(row.run, row.news["kind"])
+            silent = row.news["state"] != "resolved" and self._muted(row.news)
             if not fits or silent or not self.target.wants(row.news):
                 break
             group.append(row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, time
 from fnmatch import fnmatchcase
@@ -49,6 +49,7 @@ class Window:
 
     runs: str = "*"
     kinds: tuple[str, ...] = KINDS
+    series: str = "*"  # a glob; news of several series is silenced if all of them match
     start: datetime | None = None
     end: datetime | None = None
     daily: tuple[time, time] | None = None
@@ -64,9 +65,14 @@ class Window:
             self.end is not None and moment < self.end
         )
 
-    def covers(self, run: str, kind: str, *, now: float) -> bool:
-        """Is this run and kind silenced now?"""
-        return kind in self.kinds and fnmatchcase(run, self.runs) and self.is_open(now)
+    def covers(self, run: str, kind: str, series: Sequence[str], *, now: float) -> bool:
+        """Is news of this run, of this kind, in these series silenced now?"""
+        return (
+            kind in self.kinds
+            and fnmatchcase(run, self.runs)
+            and all(fnmatchcase(name, self.series) for name in series)
+            and self.is_open(now)
+        )
 
 
 def parse_targets(entries: object) -> tuple[Target, ...]:
@@ -110,17 +116,21 @@ def _target(where: str, entry: object) -> Target:
 
 
 def _window(where: str, entry: object) -> Window:
-    table = _table(where, entry, known={"runs", "kinds", "start", "end", "daily"})
-    kinds, runs = _kinds(where, table), table.get("runs", "*")
+    table = _table(where, entry, known={f.name for f in fields(Window)})
+    kinds, globs = _kinds(where, table), {}
+    for name in ("runs", "series"):
+        globs[name] = table.get(name, "*")
+        if not isinstance(globs[name], str):
+            _refuse(f"{where}.{name}", globs[name], 'give a glob, such as "nightly-*"')
     if "daily" in table:
-        return Window(runs, kinds, daily=_daily(f"{where}.daily", table["daily"]))
+        return Window(**globs, kinds=kinds, daily=_daily(f"{where}.daily", table["daily"]))
     start = _moment(f"{where}.start", table["start"]) if "start" in table else None
     if "end" not in table:
         _refuse(f"{where}.end", None, "give an end, or `daily`: a silence for ever hides a fault")
     end = _moment(f"{where}.end", table["end"])
     if start is not None and end <= start:
         _refuse(f"{where}.end", table["end"], f"the end must be after the start, {table['start']}")
-    return Window(runs, kinds, start=start, end=end)
+    return Window(**globs, kinds=kinds, start=start, end=end)
 
 
 def _kinds(where: str, table: Mapping[str, Any]) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         report,
         rescore,
         serve,
+        silence,
         tail,
     )
 
@@ -51,6 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     reading = (analyze, report, export, bridge)
-    for module in (serve, check, tail, rescore, *reading, drill, demo, bench, doctor):
+    for module in (serve, check, tail, rescore, *reading, silence, drill, demo, bench, doctor):
         module.add(commands)
     return parser

@@ -43,11 +43,13 @@ RunName = Annotated[str, AfterValidator(check_run)]
 Step = Annotated[int, AfterValidator(check_step)]
 
 
-class _Post(BaseModel):
+class Post(BaseModel):
+    """A small JSON body: strict types, no unknown field."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class ScalarsPost(_Post):
+class ScalarsPost(Post):
     """Scalars of one step: reward, baseline_reward, grad_norm, entropy, lr, kl_coef ..."""
 
     run: RunName
@@ -57,7 +59,7 @@ class ScalarsPost(_Post):
     )
 
 
-class EventPost(_Post):
+class EventPost(Post):
     """Something that happened: weight_sync, cache_flush, restart, config_change, checkpoint ..."""
 
     run: RunName

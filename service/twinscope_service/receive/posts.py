@@ -30,7 +30,7 @@ Message = TypeVar("Message", bound=BaseModel)
 router = APIRouter()
 
 
-def _body_of(*types: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+def body_of(*types: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
     """The requestBody part of an OpenAPI operation that reads its body itself."""
     content = {kind: {"schema": schema or {"type": "string", "format": "binary"}} for kind in types}
     return {"requestBody": {"required": True, "content": content}}
@@ -39,7 +39,7 @@ def _body_of(*types: str, schema: dict[str, Any] | None = None) -> dict[str, Any
 @router.post(
     "/v1/batches",
     status_code=202,
-    openapi_extra=_body_of(CONTENT_TYPE, JSON_TYPE),
+    openapi_extra=body_of(CONTENT_TYPE, JSON_TYPE),
     summary="One batch, one-sided or paired",
 )
 async def post_batch(request: Request) -> Answer:
@@ -73,7 +73,7 @@ def _accept_json(edge: Edge, access: Access, body: memoryview, batch_id: str | N
 @router.post(
     "/v1/summaries",
     status_code=202,
-    openapi_extra=_body_of(CONTENT_TYPE),
+    openapi_extra=body_of(CONTENT_TYPE),
     summary="A reduced summary of a rank that holds both sides",
 )
 async def post_summary(request: Request, run: str, step: str) -> Answer:
@@ -97,7 +97,7 @@ async def post_summary(request: Request, run: str, step: str) -> Answer:
 @router.post(
     "/v1/scalars",
     status_code=202,
-    openapi_extra=_body_of(JSON_TYPE, schema=ScalarsPost.model_json_schema()),
+    openapi_extra=body_of(JSON_TYPE, schema=ScalarsPost.model_json_schema()),
     summary="Scalars of one step",
 )
 async def post_scalars(request: Request) -> Answer:
@@ -107,13 +107,13 @@ async def post_scalars(request: Request) -> Answer:
         edge.pipeline.scalars(post.run, post.step, post.values)
         return {"run": post.run, "step": post.step, "values": len(post.values)}
 
-    return await _take_message(request, ScalarsPost, work)
+    return await take_message(request, ScalarsPost, work)
 
 
 @router.post(
     "/v1/events",
     status_code=202,
-    openapi_extra=_body_of(JSON_TYPE, schema=EventPost.model_json_schema()),
+    openapi_extra=body_of(JSON_TYPE, schema=EventPost.model_json_schema()),
     summary="Something that happened",
 )
 async def post_event(request: Request) -> Answer:
@@ -123,7 +123,7 @@ async def post_event(request: Request) -> Answer:
         edge.pipeline.event(post.run, step=post.step, kind=post.kind, fields=post.fields)
         return {"run": post.run, "step": post.step, "kind": post.kind}
 
-    return await _take_message(request, EventPost, work)
+    return await take_message(request, EventPost, work)
 
 
 @router.post("/v1/runs/{run:path}/steps/{step}/close", summary="No more data for that step")
@@ -134,8 +134,12 @@ def close_step(request: Request, run: str, step: str) -> Answer:
     return Answer(edge_of(request).pipeline.close_step(name, number).as_json())
 
 
-async def _take_message(
-    request: Request, model: type[Message], work: Callable[[Edge, Message], dict[str, Any]]
+async def take_message(
+    request: Request,
+    model: type[Message],
+    work: Callable[[Edge, Message], dict[str, Any]],
+    *,
+    status: int = 202,
 ) -> Answer:
     """Read, check and hand over a small JSON post."""
     edge, access = edge_of(request), access_of(request)
@@ -143,7 +147,7 @@ async def _take_message(
     async with received_body(request, rules=edge.message, inflight=edge.inflight) as body:
         post = _read_message(model, bytes(body))
     access.require(getattr(post, "run", None))
-    return Answer(await to_thread.run_sync(work, edge, post), 202)
+    return Answer(await to_thread.run_sync(work, edge, post), status)
 
 
 def _read_message(model: type[Message], text: bytes) -> Message:

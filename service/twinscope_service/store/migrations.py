@@ -139,6 +139,18 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX outbox_due ON outbox (target, id) WHERE delivered_at IS NULL;
     """,
+    """
+    CREATE TABLE silences (                -- asked for by people, beside the settings'
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        run TEXT,                          -- exactly this run; NULL: by `runs`
+        runs TEXT NOT NULL,                -- glob
+        kinds TEXT NOT NULL,               -- JSON list
+        series TEXT NOT NULL,              -- glob
+        start_at REAL NOT NULL,            -- seconds since the epoch
+        end_at REAL NOT NULL,
+        reason TEXT NOT NULL
+    );
+    """,
 )
 
 

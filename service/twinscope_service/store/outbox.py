@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from twinscope_service.store.rows import alert_view, upsert_alert
 from twinscope_service.views import AlertView
 
-Muted = Callable[[str, str], bool]  # (run, kind) -> is a silence window open?
+Muted = Callable[[Mapping[str, Any]], bool]  # news -> does somebody want to be left in peace?
 
 
 class Database(Protocol):
@@ -224,17 +224,16 @@ class Outbox:
         query = (
             "SELECT * FROM notices WHERE resolved_at IS NULL AND state = 'firing' AND told_at <= ?"
         )
-        rows = [
-            row
-            for row in self._store.read(query, now - repeat_s)
-            if not muted(row["run"], row["kind"])
-        ]
-        for row in rows:
+        told = 0
+        for row in self._store.read(query, now - repeat_s):
             news = {**json.loads(row["news"]), "reminder": True}
+            if muted(news):
+                continue
             with self._store.transaction() as db:
                 db.execute("UPDATE notices SET told_at = ? WHERE id = ?", (now, row["id"]))
                 queue(db, row["id"], row["run"], news, targets=self._targets, at=now)
-        return len(rows)
+            told += 1
+        return told
 
     def pending(self) -> dict[str, int]:
         """Undelivered rows per target."""
