@@ -137,6 +137,32 @@ def tracer() -> Any:
     return trace
 
 
+@cache
+def localiser() -> Any:
+    """Compiled: localise(y, s2, seed) -> how many of the newest values lie after a change."""
+    import numba
+
+    code = compiled()
+    update, onset, total, seed_slot = code.update, code.onset, code.SLOTS, code.SEED
+    ring, window, ready = code.RING, code.WINDOW, code.READY
+    up, down = code.GLR_UP, code.GLR_DOWN
+
+    @numba.njit(nogil=True)
+    def localise(y: F64, s2: F64, seed: int) -> F64:
+        x = np.zeros(total)
+        x[seed_slot] = seed
+        rings = (np.zeros(ring), np.zeros(ring), np.zeros(ring), np.zeros(ring))
+        ordered = np.zeros(window)
+        out = np.ones(len(y))
+        for i in range(len(y)):
+            update(y[i], s2[i], x, rings, ordered)
+            if x[ready] == 1.0:
+                out[i] = onset(1.0 if x[up] >= x[down] else -1.0, x, rings)
+        return out
+
+    return localise
+
+
 @dataclass(frozen=True)
 class Rates:
     """Alarms per 10 000 steps by detector, and of all together (distinct steps)."""

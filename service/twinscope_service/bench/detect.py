@@ -8,9 +8,10 @@ own measures. docs/detectors.md holds the last run; `--series` names the folder 
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,9 @@ class Row:
     median_delay: float  # steps from the change, the step of the change counting 1; AFTER if missed
     mean_delay: float
     missed: float  # share of cases
-    early: float  # share of cases with an alarm before the change
+    early: int  # cases with an alarm before the change
+    exposure: int  # healthy steps looked at before the change
+    onset_error: float  # median distance of estimated and true onset, steps; nan: never detected
 
 
 def score(y: F64, seed: int = 1) -> F64:
@@ -58,6 +61,12 @@ def score(y: F64, seed: int = 1) -> F64:
     best: F64 = np.maximum(logs.max(axis=0), 0.0)
     best[: k.BURN_IN] = 0.0  # not judged
     return best
+
+
+def onsets(y: F64, seed: int = 1) -> F64:
+    """Where our detector would put the change, were it to alarm at this step."""
+    found: F64 = np.arange(len(y)) + 1.0 - arl.localiser()(y, np.zeros(len(y)), seed)
+    return found
 
 
 def spike_score(y: F64, seed: int = 1) -> F64:
@@ -94,22 +103,44 @@ def limit_at(healthy: Sequence[F64], run_length: float) -> float:
     return float(candidates[low]) if low < len(candidates) else float(candidates[-1]) + 1e-9
 
 
-def delays(cases: Sequence[tuple[Case, F64]], limit: float) -> tuple[list[int], int, int]:
-    """Delays of the detected and missed cases (AFTER), misses, and cases with an earlier alarm."""
-    found, missed, early = [], 0, 0
-    for case, scores in cases:
+@dataclass(frozen=True)
+class Detections:
+    """What one detector did on the cases of one family at one limit."""
+
+    delays: list[int]  # of detected and missed (AFTER) cases without an earlier alarm
+    errors: list[float]  # onset errors of the detected ones, steps
+    missed: int
+    early: int  # cases with an alarm before the change
+    exposure: int  # healthy steps looked at
+
+
+def detections(cases: Sequence[tuple[Case, F64, F64 | None]], limit: float) -> Detections:
+    """(case, its scores, its estimated onsets or None) to delays; None: the alarm is the onset."""
+    found: list[int] = []
+    errors: list[float] = []
+    missed = early = exposure = 0
+    for case, scores, placed in cases:
         assert case.change is not None
         hits = np.nonzero(scores >= limit)[0]
-        if len(hits) and hits[0] < case.change:
+        first = int(hits[0]) if len(hits) else len(scores)
+        exposure += min(first, case.change) - k.BURN_IN
+        if first < case.change:
             early += 1
-            continue
-        missed += not len(hits)
-        found.append(int(hits[0]) - case.change + 1 if len(hits) else data.AFTER)
-    return found, missed, early
+        elif first < len(scores):
+            found.append(first - case.change + 1)
+            errors.append(abs((first if placed is None else placed[first]) - case.change))
+        else:
+            missed += 1
+            found.append(data.AFTER)
+    return Detections(found, errors, missed, early, exposure)
 
 
-def compare(cases: Sequence[Case], scores: dict[str, list[F64]]) -> list[Row]:
-    """Every detector on every family. `scores`: detector -> one array per case."""
+def compare(
+    cases: Sequence[Case],
+    scores: dict[str, list[F64]],
+    placed: Mapping[str, Sequence[F64 | None]] | None = None,
+) -> list[Row]:
+    """Every detector on every family. `scores`, `placed`: detector -> one array per case."""
     rows = []
     families = list(dict.fromkeys(c.family for c in cases if c.change is not None))
     for detector, found in scores.items():
@@ -118,35 +149,81 @@ def compare(cases: Sequence[Case], scores: dict[str, list[F64]]) -> list[Row]:
             pairs = zip(cases, found, strict=True)
             healthy = [s for c, s in pairs if c.noise == noise and c.change is None]
             limits[noise] = limit_at(healthy, RUN_LENGTH)
+        nowhere: list[F64 | None] = [None] * len(cases)
+        where = (placed or {}).get(detector) or nowhere
+        triples = list(zip(cases, found, where, strict=True))
         for family in families:
-            members = [(c, s) for c, s in zip(cases, found, strict=True) if c.family == family]
-            steps, missed, early = delays(members, limits[members[0][0].noise])
-            n = max(len(steps), 1)
-            median = float(np.median(steps)) if steps else float(data.AFTER)
-            mean = float(np.mean(steps)) if steps else float(data.AFTER)
-            rows.append(Row(family, detector, median, mean, missed / n, early / len(members)))
+            members = [one for one in triples if one[0].family == family]
+            rows.append(_row(family, detector, detections(members, limits[members[0][0].noise])))
     return rows
 
 
-def rival_scores(
-    series: dict[str, F64], python: Path, *, only: Sequence[str] = ()
-) -> tuple[dict[str, dict[str, F64]], dict[str, float]]:
-    """detector -> series -> scores, and cost per step, from the rivals' own environment."""
+def _row(family: str, detector: str, got: Detections) -> Row:
+    delays = got.delays or [data.AFTER]
+    return Row(
+        family,
+        detector,
+        median_delay=float(np.median(delays)),
+        mean_delay=float(np.mean(delays)),
+        missed=got.missed / len(delays),
+        early=got.early,
+        exposure=got.exposure,
+        onset_error=float(np.median(got.errors)) if got.errors else float("nan"),
+    )
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """What the others answered: detector -> series -> array."""
+
+    scores: dict[str, dict[str, F64]]
+    onsets: dict[str, dict[str, F64]]
+    costs: dict[str, float]  # seconds per step
+
+
+def ask_rivals(
+    series: dict[str, F64], python: Path, *, only: Sequence[str] = (), kept: Path | None = None
+) -> Rivals:
+    """Run the rivals in their own environment. `kept`: a file of their answers, made if absent.
+
+    Answers to other series than these are not used but made again.
+    """
     script = Path(__file__).with_name("detect_rivals.py")
+    digest = _digest(series, script)
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "series.npz"), Path(folder, "scores.npz")
-        np.savez(source, **series)  # type: ignore[arg-type]
-        subprocess.run([str(python), str(script), str(source), str(target), *only], check=True)
-        scores: dict[str, dict[str, F64]] = {}
-        costs: dict[str, float] = {}
-        with np.load(target) as stored:
-            for key in stored.files:
-                name, of = key.split("|", 1)
-                if of == "cost":
-                    costs[name] = float(stored[key][0])
-                else:
-                    scores.setdefault(name, {})[of] = stored[key]
-    return scores, costs
+        source, target = Path(folder, "series.npz"), kept or Path(folder, "answers.npz")
+        if not (target.exists() and _is_of(target, digest)):
+            np.savez(source, digest=np.array(digest), **series)  # type: ignore[arg-type]
+            subprocess.run([str(python), str(script), str(source), str(target), *only], check=True)
+        return _read_rivals(target)
+
+
+def _digest(series: dict[str, F64], script: Path) -> str:
+    found = hashlib.blake2b(script.read_bytes(), digest_size=16)
+    for key, y in series.items():
+        found.update(key.encode() + y.tobytes())
+    return found.hexdigest()
+
+
+def _is_of(answers: Path, digest: str) -> bool:
+    with np.load(answers) as stored:
+        return "digest" in stored.files and str(stored["digest"]) == digest
+
+
+def _read_rivals(answers: Path) -> Rivals:
+    found = Rivals({}, {}, {})
+    with np.load(answers) as stored:
+        for key in stored.files:
+            name, _, of = key.partition("|")
+            value = stored[key]
+            if of == "cost":
+                found.costs[name] = float(value[0])
+            elif of and value.ndim == 2:
+                found.scores.setdefault(name, {})[of] = value[0]
+                found.onsets.setdefault(name, {})[of] = value[1]
+            elif of:
+                found.scores.setdefault(name, {})[of] = value
+    return found
 
 
 def changes_of(y: F64, *, target_arl: float) -> list[int]:

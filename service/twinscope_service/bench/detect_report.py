@@ -27,6 +27,7 @@ def run(
     rivals: Path,
     out: Path | None,
     only: Sequence[str] = (),
+    kept: Path | None = None,
     seed: int = 1,
 ) -> int:
     """Run everything that is there and print Markdown; `out` also gets the plot as SVG."""
@@ -40,16 +41,22 @@ def run(
     arrays |= {f"t{i}": one.y for i, one in enumerate(public)}
     arrays |= {f"e{i}": y for i, (_, y, _) in enumerate(events)}
     scores = {OURS: {key: detect.score(y) for key, y in arrays.items()}}
+    onsets = {OURS: {f"c{i}": detect.onsets(case.y) for i, case in enumerate(cases)}}
     costs: dict[str, float] = {}
     if rivals.exists():
-        theirs, costs = detect.rival_scores(arrays, rivals, only=only)
-        scores |= theirs
+        theirs = detect.ask_rivals(arrays, rivals, only=only, kept=kept)
+        scores |= theirs.scores
+        onsets |= theirs.onsets
+        costs = theirs.costs
     else:
         print(f"{rivals}: not there, so only our own rows; see docs/detectors.md", file=sys.stderr)
     online = {name: found for name, found in scores.items() if name not in SKIP}
-    by_case = {n: [s[f"c{i}"] for i in range(len(cases))] for n, s in online.items()}
-    rows = detect.compare(cases, by_case)
-    lines = [*delay_table(rows), "", *summary_table(rows, costs)]
+    scored, placed = (
+        {n: [s[f"c{i}"] for i in range(len(cases))] for n, s in found.items()}
+        for found in (online, onsets)
+    )
+    rows = detect.compare(cases, scored, placed)
+    lines = [*delay_table(rows), "", *summary_table(rows, costs), "", *losses(rows)]
     if public:
         lines += ["", *tcpd_table(public, scores)]
     if events:
@@ -85,27 +92,46 @@ def _cell(row: Row, best: float) -> str:
 
 
 def summary_table(rows: Sequence[Row], costs: dict[str, float]) -> list[str]:
-    """Families where a detector is as good as the best, alone best; mean delay; cost."""
-    families = list(dict.fromkeys(row.family for row in rows))
-    names = list(dict.fromkeys(row.detector for row in rows))
-    table = {(row.family, row.detector): row for row in rows}
-    head = (
-        "| detector | best or level | alone best | mean of median delays | missed | us per step |"
-    )
-    lines = [head, "|" + " --- |" * 6]
-    for name in names:
-        mine = [table[f, name] for f in families]
-        rest = [
-            min((table[f, n].median_delay for n in names if n != name), default=data.AFTER)
-            for f in families
-        ]
+    """One line per detector: families where it is as good as the best, alone best, means, cost."""
+    lines = [
+        "| detector | best or level | alone best | mean of median delays | missed "
+        "| false alarms per 10 000 steps | onset error | us per step |",
+        "|" + " --- |" * 8,
+    ]
+    for name in dict.fromkeys(row.detector for row in rows):
+        mine = [row for row in rows if row.detector == name]
+        rest = [_best_other(rows, row) for row in mine]
         level = sum(row.median_delay <= r for row, r in zip(mine, rest, strict=True))
         alone = sum(row.median_delay < r for row, r in zip(mine, rest, strict=True))
-        delay = np.mean([row.median_delay for row in mine])
-        missed = np.mean([row.missed for row in mine])
-        cost = f"{1e6 * costs[name]:.0f}" if name in costs else "see below"
-        of = f"{level} of {len(families)}"
-        lines.append(f"| {name} | {of} | {alone} | {delay:.1f} | {missed:.1%} | {cost} |")
+        cells = (
+            name,
+            f"{level} of {len(mine)}",
+            f"{alone}",
+            f"{np.mean([row.median_delay for row in mine]):.1f}",
+            f"{np.mean([row.missed for row in mine]):.1%}",
+            f"{1e4 * sum(row.early for row in mine) / sum(row.exposure for row in mine):.0f}",
+            f"{np.nanmean([row.onset_error for row in mine]):.1f}",
+            f"{1e6 * costs[name]:.0f}" if name in costs else "see below",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _best_other(rows: Sequence[Row], row: Row) -> float:
+    others = [o for o in rows if o.family == row.family and o.detector != row.detector]
+    return min((other.median_delay for other in others), default=data.AFTER)
+
+
+def losses(rows: Sequence[Row]) -> list[str]:
+    """Every family where somebody is earlier than we are: who, and what else they do there."""
+    lines = ["| where we are later | ours | best | by |", "| --- | --- | --- | --- |"]
+    for mine in (row for row in rows if row.detector == OURS):
+        best = _best_other(rows, mine)
+        if best >= mine.median_delay:
+            continue
+        by = [o for o in rows if o.family == mine.family and o.median_delay == best]
+        named = ", ".join(o.detector + (f" ({o.missed:.0%} missed)" * (o.missed > 0)) for o in by)
+        lines.append(f"| {mine.family} | {mine.median_delay:g} | {best:g} | {named} |")
     return lines
 
 

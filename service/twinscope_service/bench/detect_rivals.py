@@ -2,8 +2,11 @@
 
 Runs as a script in an environment of its own (`.venv-bench`: river, ruptures and the GPL-licensed
 changepoint-online never enter the product): reads series from an .npz, writes scores to another.
-Each detector sees y[0..t] and nothing later. A detector whose sensitivity is a parameter is run at
-every setting of a grid; its score at t is the strictest setting that has alarmed at t.
+Each detector sees y[0..t] and nothing later. A detector answers a score per step and, where it
+localises, the step at which it would put the change: row 0 and row 1 of its answer. A detector
+whose sensitivity is a parameter is run at every setting of a grid; its score at t is the strictest
+setting that has alarmed at t. KSWIN needs no grid: until its first alarm it does the same at every
+alpha, so -log of its p-value is the score of all of them at once, and first alarms are all we use.
 
 Sources: Page-Hinkley, ADWIN, KSWIN: river; FOCuS, NP-FOCuS: changepoint-online; BOCPD: written here
 from Adams & MacKay 2007 (Gaussian, unknown mean and variance); rules: as found in PromQL alerts.
@@ -19,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-Scores = Any  # float64 array, one per step
+Scores = Any  # float64 array, one per step; or two rows: scores, and estimated onsets
 BURN_IN = 20
 
 
@@ -50,7 +53,7 @@ def bocpd(y: Scores, hazard: float = 1 / 250) -> Scores:
     centre, scale = y[:BURN_IN].mean(), max(y[:BURN_IN].std(), 1e-9)
     z = (y - centre) / scale
     mean, kappa, alpha, beta = np.zeros(1), np.full(1, 1.0), np.full(1, 1.0), np.full(1, 1.0)
-    log_run, out = np.zeros(1), np.zeros(len(y))
+    log_run, out, onset = np.zeros(1), np.zeros(len(y)), np.arange(len(y), dtype=float)
     lgamma = np.vectorize(math.lgamma)
     for t, value in enumerate(z):
         width = beta * (kappa + 1) / (alpha * kappa)
@@ -68,12 +71,13 @@ def bocpd(y: Scores, hazard: float = 1 / 250) -> Scores:
         kappa, alpha = np.concatenate(([1.0], kappa + 1)), np.concatenate(([1.0], alpha + 0.5))
         if t >= BURN_IN:
             out[t] = -np.logaddexp.reduce(log_run[10:])
+            onset[t] = t + 1 - int(log_run.argmax())
         if len(log_run) > 300:  # the tail holds next to nothing
             keep = slice(0, 300)
             log_run, mean, kappa, alpha, beta = (
                 a[keep] for a in (log_run, mean, kappa, alpha, beta)
             )
-    return out
+    return np.stack((out, onset))
 
 
 def _standard(y: Scores) -> Scores:
@@ -85,27 +89,34 @@ def focus(y: Scores) -> Scores:
     """FOCuS, Gaussian, unknown mean before and after, variance from the burn-in."""
     from changepoint_online import Focus, Gaussian  # type: ignore[import-not-found]
 
-    detector, out = Focus(Gaussian()), np.zeros(len(y))
-    for t, value in enumerate(_standard(y)):
-        detector.update(value)
-        out[t] = detector.statistic() if t >= BURN_IN else 0.0
-    return out
+    return _run(Focus(Gaussian()), _standard(y), lambda found: float(found.statistic()))
 
 
 def np_focus(y: Scores) -> Scores:
     """NP-FOCuS on the quartiles of the burn-in, sum of the statistics."""
     from changepoint_online import NPFocus
 
-    detector, out = NPFocus(np.quantile(y[:BURN_IN], [0.25, 0.5, 0.75])), np.zeros(len(y))
+    detector = NPFocus(np.quantile(y[:BURN_IN], [0.25, 0.5, 0.75]))
+    return _run(detector, y, lambda found: float(np.sum(found.statistic())))
+
+
+def _run(detector: Any, y: Scores, statistic: Callable[[Any], float]) -> Scores:
+    """Statistic and estimated onset of a detector of changepoint-online."""
+    out, onset = np.zeros(len(y)), np.arange(len(y), dtype=float)
     for t, value in enumerate(y):
         detector.update(value)
-        out[t] = float(np.sum(detector.statistic())) if t >= BURN_IN else 0.0
-    return out
+        if t >= BURN_IN:
+            out[t] = statistic(detector)
+            onset[t] = detector.changepoint()["changepoint"]
+    return np.stack((out, onset))
 
 
 def _grid(y: Scores, settings: list[float], build: Callable[[float], Any]) -> Scores:
-    """Score = the strictest setting (highest index + 1) that has alarmed at t."""
-    out = np.zeros(len(y))
+    """Score = the strictest setting (highest index + 1) that has alarmed at t.
+
+    A detector that keeps an adaptive window puts the change at its beginning.
+    """
+    out, onset = np.zeros(len(y)), np.arange(len(y), dtype=float)
     standard = _standard(y)
     for index, setting in enumerate(settings):
         detector = build(setting)
@@ -113,7 +124,8 @@ def _grid(y: Scores, settings: list[float], build: Callable[[float], Any]) -> Sc
             detector.update(float(value))
             if t >= BURN_IN and detector.drift_detected:
                 out[t] = max(out[t], index + 1.0)
-    return out
+                onset[t] = t + 1 - getattr(detector, "width", 1)
+    return np.stack((out, onset))
 
 
 def page_hinkley(y: Scores) -> Scores:
@@ -133,11 +145,25 @@ def adwin(y: Scores) -> Scores:
 
 
 def kswin(y: Scores) -> Scores:
-    """river's KSWIN with windows that a burn-in of 20 allows; alpha on a grid; seeded."""
+    """river's KSWIN with windows that a burn-in of 20 allows (40, 10); seeded."""
+    return _kswin(y, window=40, newest=10)
+
+
+def kswin_default(y: Scores) -> Scores:
+    """river's KSWIN with its own windows (100, 30): blind for the first hundred steps."""
+    return _kswin(y, window=100, newest=30)
+
+
+def _kswin(y: Scores, *, window: int, newest: int) -> Scores:
+    """-log of KSWIN's p-value: the score of every alpha until its first alarm."""
     from river.drift import KSWIN
 
-    settings = [1e-2, 1e-4]
-    return _grid(y, settings, lambda a: KSWIN(alpha=a, window_size=40, stat_size=10, seed=1))
+    detector, out = KSWIN(alpha=0.0, window_size=window, stat_size=newest, seed=1), np.zeros(len(y))
+    for t, value in enumerate(_standard(y)):
+        detector.update(float(value))
+        if t >= max(BURN_IN, window - 1):
+            out[t] = -math.log(max(detector.p_value, 1e-300))
+    return out
 
 
 def zero(y: Scores) -> Scores:
@@ -154,9 +180,10 @@ RIVALS: dict[str, Callable[[Scores], Scores]] = {
     "page_hinkley": page_hinkley,
     "adwin": adwin,
     "kswin": kswin,
+    "kswin_default": kswin_default,
     "zero": zero,
 }
-SLOW = ("kswin",)  # not run on the event series
+SLOW = ("kswin", "kswin_default")  # not run on the event series
 OFFLINE = ("pelt", "kernel")
 
 
@@ -175,7 +202,7 @@ def main(source: str, target: str, only: list[str]) -> None:
     `only`: their names; empty: all.
     """
     series = dict(np.load(source))
-    out: dict[str, Scores] = {}
+    out: dict[str, Scores] = {"digest": series.pop("digest")}
     for name, detector in RIVALS.items():
         if only and name not in only:
             continue

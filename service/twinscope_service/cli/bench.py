@@ -21,6 +21,10 @@ def add(commands: Any) -> None:
     arl.set_defaults(run=_arl)
     probe = kinds.add_parser("probe", help="what a probe costs its host's thread, by size")
     probe.add_argument("--rounds", type=int, default=60)
+    probe.add_argument("--model", help="model folder: instead, the vLLM plugin on a running engine")
+    probe.add_argument("--pairs", type=int, default=12, help="with --model: rounds with/without")
+    probe.add_argument("--samples", type=int, default=64, help="with --model: requests of a round")
+    probe.add_argument("--max-tokens", type=int, default=96, help="with --model: longest answer")
     probe.set_defaults(run=_probe)
     detect = kinds.add_parser("detect", help="the detectors beside others' on the same series")
     detect.add_argument("--paths", type=int, default=4, help="series per family")
@@ -30,6 +34,7 @@ def add(commands: Any) -> None:
     detect.add_argument("--rivals", type=Path, default=Path(".venv-bench/bin/python"),
                         help="Python with river, ruptures and changepoint-online")  # fmt: skip
     detect.add_argument("--only", nargs="*", default=(), help="names of rivals (default: all)")
+    detect.add_argument("--kept", type=Path, help="file of the rivals' answers: used, or made")
     detect.add_argument("--out", type=Path, help="folder for detect.md and detect.svg")
     detect.set_defaults(run=_detect)
 
@@ -47,9 +52,13 @@ def _arl(args: argparse.Namespace) -> int:
 
 
 def _probe(args: argparse.Namespace) -> int:
-    from twinscope_service.bench.probe import run
+    from twinscope_service.bench import probe, probe_engine
 
-    return run(rounds=args.rounds)
+    if args.model is None:
+        return probe.run(rounds=args.rounds)
+    return probe_engine.run(
+        model=args.model, pairs=args.pairs, samples=args.samples, max_tokens=args.max_tokens
+    )
 
 
 def _detect(args: argparse.Namespace) -> int:
@@ -63,4 +72,5 @@ def _detect(args: argparse.Namespace) -> int:
         rivals=args.rivals,
         out=args.out,
         only=args.only,
+        kept=args.kept,
     )
