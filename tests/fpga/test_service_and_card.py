@@ -1,4 +1,4 @@
-"""The whole service with engine = fpga on a card that fails: nothing lost, and the metrics say so."""
+"""The whole service with engine = fpga on a card that fails: nothing is lost, metrics say so."""
 
 from __future__ import annotations
 
