@@ -28,6 +28,18 @@ def test_a_drill_proves_the_chain_from_fault_to_receiver(
     assert ("exercise", "level_shift", "firing") in receiver.told()
 
 
+def test_the_temperature_drill_ends_with_the_temperature(
+    start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its short name: the cause, and the alert that speaks of the level, onset included."""
+    status = main(["drill", "--fault", "temperature", "--url", start().url, "--healthy", "25",
+                   "--faulty", "5", "--run", "warm"])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert status == 0, shown
+    assert "inconsistent, cause temperature_not_restored" in shown
+    assert "rollout_train_kl shifted at step 25" in shown or "k3 shifted at step 25" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
