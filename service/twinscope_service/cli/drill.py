@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from twinscope.wire.batch import Batch
 
 RECORDING = "temperature_0.7_restored"
-# Faults of which the recording exists: the thing itself instead of the numbers made to look like it.
+# Faults of which a recording exists: the thing itself, not numbers made to look like it.
 RECORDED = {"temperature_not_restored": "temperature_0.7_unrestored"}
 SHORT = {"temperature": "temperature_not_restored"}  # names that people type
 ARRIVAL_S = 60.0  # longest wait for the notifications
