@@ -23,12 +23,14 @@ from twinscope_service.detect.findings import (
     Observation,
 )
 from twinscope_service.detect.thresholds import likelihood_arl, limits
+from twinscope_service.detect.words import describe
 
 FLOOR = 1e-12  # smallest level on a log scale: k3 of float32 log-probs that differ by one ulp
 CONFIRM_TICKS = 10  # a provisional shift is confirmed within this many ticks, or withdrawn
 FEWEST = 5  # values on either side of a rise inside the burn-in
 GROWTH_QUIET = 60  # ticks without a growth alarm after which growth is over
 SHIFT = k.UP | k.DOWN | k.CERTIFIED
+BACK = "is over: back at the level before it"
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,7 @@ class _Work:
         onset_step = self._step_back(n)
         k.settle(n, x, self.rings, self.ordered)
         if over and known is not None:
-            self._resolve(known, after, "back at the level before the shift")
+            self._resolve(known, after, BACK)
             return True
         if self.growth is not None and direction > 0.0:
             return True  # part of a rise that is already reported
@@ -274,7 +276,7 @@ class _Work:
         x, tick, known = self.x, int(self.x[k.COUNT]), self.shift
         if known is not None:
             if known.state == "provisional" and tick - known.tick > CONFIRM_TICKS:
-                self._resolve(known, x[k.MEDIAN], "withdrawn: not confirmed")
+                self._resolve(known, x[k.MEDIAN], "was not confirmed")
             return
         if not bits & k.PAIR or x[k.READY] == 0.0:
             return
@@ -291,12 +293,14 @@ class _Work:
         )  # fmt: skip
 
     def _spike(self, bits: int, *, shifted: bool) -> None:
-        """One value far outside: a spike now, over with the next ordinary value."""
+        """One value far outside: a spike; over with the next ordinary value, or with a shift."""
         x, tick = self.x, int(self.x[k.COUNT])
         y = self.rings[0][(tick - 1) % k.RING]
         wild = bool(bits & k.SPIKE) and not shifted and self._stands_out(x[k.MEDIAN], y)
-        if self.spike is not None and not wild:
-            self._report("spike", "resolved", replace(self.spike, after=y), note="over")
+        goes_on = shifted or self.shift is not None
+        if self.spike is not None and (goes_on or not wild):
+            over = "goes on as a level shift" if goes_on else "is over"
+            self._report("spike", "resolved", replace(self.spike, after=y), over=over)
             self.spike = None
         elif wild and self.spike is None and self.shift is None:
             self.spike = Excursion("firing", tick, self.seen.step, x[k.MEDIAN], y, x[k.SCALE])
@@ -325,7 +329,7 @@ class _Work:
         elif known is not None and tick - known.tick > GROWTH_QUIET:
             newest = k.newest_median(6, tick, self.rings[0])
             self._report(
-                "growth", "resolved", replace(known, after=newest), note="no longer rising"
+                "growth", "resolved", replace(known, after=newest), over="no longer goes on"
             )
             self.growth = None
 
@@ -337,10 +341,12 @@ class _Work:
         calm = known.calm + 1 if self._near(y, known.before, 2.0 * known.spread) else 0
         self.shift = replace(known, calm=calm)
         if calm >= self.options.resolve_steps:
-            self._resolve(known, y, "back at the level before the shift")
+            # Watch from the old level on: from the new one, if it was learnt, this is a shift.
+            k.settle(calm, self.x, self.rings, self.ordered)
+            self._resolve(known, y, BACK)
 
-    def _resolve(self, known: Excursion, after: float, note: str) -> None:
-        self._report("level_shift", "resolved", replace(known, after=after), note=note)
+    def _resolve(self, known: Excursion, after: float, over: str) -> None:
+        self._report("level_shift", "resolved", replace(known, after=after), over=over)
         self.shift = None
 
     # ---- measures of "how much"
@@ -397,7 +403,7 @@ class _Work:
         *,
         confidence: float | None = None,
         evidence: Mapping[str, Any] | None = None,
-        note: str = "",
+        over: str = "",
     ) -> None:
         before, after = self._plain(what.before), self._plain(what.after)
         ratio = after / before if self.seen.scale == "log" else None
@@ -414,7 +420,8 @@ class _Work:
             message="",
             evidence=dict(evidence or {}),
         )
-        self.findings.append(replace(finding, message=describe(finding, note)))
+        message = describe(finding, over=over, relative=self.seen.expected is not None)
+        self.findings.append(replace(finding, message=message))
 
 
 def newest_apart(y: Sequence[float], *, least: float) -> int | None:
@@ -431,19 +438,3 @@ def newest_apart(y: Sequence[float], *, least: float) -> int | None:
         if gap >= least and gap > best * extent:
             best, n = gap / max(extent, 1e-9), len(high)
     return n
-
-
-def describe(finding: Finding, note: str = "") -> str:
-    """One line a person can act on: what, how much, since when."""
-    times = "" if finding.ratio is None else f" (x{finding.ratio:.3g})"
-    change = f"{finding.before:.3g} to {finding.after:.3g}{times}"
-    name, since = finding.series, finding.onset_step
-    if finding.state == "resolved":
-        return f"{name}: {finding.kind.replace('_', ' ')} since step {since} is over ({note})"
-    if finding.kind == "spike":
-        return f"{name} spiked at step {finding.step}: {change}"
-    if finding.kind == "growth":
-        doubling = finding.evidence["doubling_steps"]
-        return f"{name} doubles every {doubling:.0f} steps since about step {since}: {change}"
-    verb = "may have shifted" if finding.state == "provisional" else "shifted"
-    return f"{name} {verb} at step {since}: {change}"
