@@ -178,7 +178,7 @@ class ListDialect:
             elif dtype == "F32":
                 numbers.extend(float("nan") if value is None else value for value in part)
             else:
-                numbers.extend(part)
+                numbers.extend(iter(part))  # an array of another type code is not taken as it is
         out[:] = memoryview(numbers).cast("B") if numbers else b""
 
 

@@ -151,6 +151,7 @@ class Copier:
         if isinstance(value, Mapping):
             return {name: self._copy(field, item) for name, item in value.items()}
         if isinstance(value, array):
+            self.nbytes += value.itemsize * len(value)
             return value[:]
         if self._numpy is not None and hasattr(value, "__array__"):
             return self._ndarray(field, self._numpy.asarray(value))
@@ -246,44 +247,45 @@ class Copier:
     def _ndarray_rows(self, field: str, value: Sequence[Any]) -> Frozen:
         """Concatenated in one pass; rows that cannot be are copied one by one."""
         numpy: Any = self._numpy
-        if set(map(type, value)) != {numpy.ndarray} or value[0].dtype.kind not in "iubf":
-            return self._mixed(field, value)
-        lengths = [len(row) if row.ndim else -1 for row in value]
         dtype = value[0].dtype
-        if field in IDS and dtype.kind in "iu":
-            dtype = numpy.dtype(numpy.int32)
-        if min(lengths) < 0:
+        if set(map(type, value)) != {numpy.ndarray} or dtype.kind not in "iubf":
             return self._mixed(field, value)
-        target = self._empty((sum(lengths),), dtype)
+        if field in IDS and dtype.kind in "iu":
+            dtype = numpy.int32
         try:
+            lengths = list(map(len, value))
+            target = self._empty((sum(lengths),), dtype)
             numpy.concatenate(value, out=target, casting="same_kind")
-        except (TypeError, ValueError):  # integers among floats, or rows of two dimensions
+        except (TypeError, ValueError):  # integers among floats, or rows that are not 1-D
             return self._mixed(field, value)
         return Rows(target, lengths)
 
     def _tensor_rows(self, field: str, value: Sequence[Any]) -> Any:
         """As for arrays. Single numbers, one tensor each, become one array."""
         torch: Any = self._torch
-        kinds = {
-            (row.dtype, row.device, row.ndim) if isinstance(row, torch.Tensor) else type(row)
-            for row in value
-        }
-        if len(kinds) > 1 or value[0].ndim > 1:
-            return self._mixed(field, value)
+        rows = list(value)
         with torch.no_grad():
-            if value[0].ndim == 0:
-                return self._tensor(field, torch.stack(list(value)))
-            flat = self._joined(field, list(value))
-        return Rows(flat, [row.shape[0] for row in value])
+            if rows[0].ndim == 0:
+                return self._tensor(field, torch.stack(rows))
+            try:
+                lengths = list(map(torch.Tensor.numel, rows))
+                if rows[0].ndim > 1 or not lengths[0] and len({row.ndim for row in rows}) > 1:
+                    return self._mixed(field, rows)  # torch overlooks empty ones
+                flat = self._joined(field, rows, sum(lengths))
+            except (TypeError, RuntimeError):  # of several devices, or not tensors
+                return self._mixed(field, rows)
+        return Rows(flat, lengths)
 
-    def _joined(self, field: str, rows: list[Any]) -> Array:
-        """One flat copy. On the host it is written where it stays; no second copy follows."""
+    def _joined(self, field: str, rows: list[Any], length: int) -> Any:
+        """One flat copy; on the host, written where it stays."""
         torch: Any = self._torch
-        whole = rows[0].dtype in (torch.float32, torch.float64, torch.float16)
-        if self._numpy is None or rows[0].device.type != "cpu" or not whole:
+        dtype = rows[0].dtype
+        if self._numpy is None or rows[0].device.type != "cpu":
             return self._tensor(field, torch.cat(rows))
-        target = self._empty(
-            (sum(row.shape[0] for row in rows),), str(rows[0].dtype).removeprefix("torch.")
-        )
+        if dtype == torch.bfloat16:
+            bits = self._empty((length,), "uint16")
+            torch.cat(rows, out=torch.from_numpy(bits.view("int16")).view(dtype))
+            return Bfloat16(bits)
+        target = self._empty((length,), str(dtype).removeprefix("torch."))
         torch.cat(rows, out=torch.from_numpy(target))
         return target

@@ -33,6 +33,52 @@ def _total(buffer: Buffer) -> Count:
     return sum([*ledger.columns.values(), *ledger.dropped.values()], Count())
 
 
+def _unpack(buffer: Buffer[Thing], sizes: list[int] | None) -> None:
+    """As the sending thread: the oldest raw call becomes items, or cannot be used (None)."""
+    raw = buffer.next_raw()
+    if raw is not None and sizes is not None:
+        assert buffer.replace(raw, [Thing(size) for size in sizes])
+    elif raw is not None:
+        assert buffer.discard(raw, "invalid")
+
+
+def test_a_raw_call_keeps_its_place_and_holds_back_what_came_after_it() -> None:
+    """A step must not be closed before its tokens have arrived."""
+    buffer: Buffer[Thing] = Buffer(100)
+    buffer.put(Thing(1, "before"))
+    buffer.put_raw(Thing(50, "raw"))
+    buffer.put(Thing(1, "after"))
+    order = []
+    while (item := buffer.take()) is not None:
+        order.append(item.batch_id)
+        buffer.settle(item, "shipped")
+    raw = buffer.next_raw()
+
+    assert order == ["before"]
+    assert raw is not None
+    assert buffer.replace(raw, [Thing(10, "first"), Thing(20, "second")])
+    while (item := buffer.take()) is not None:
+        order.append(item.batch_id)
+        buffer.settle(item, "shipped")
+    assert order == ["before", "first", "second", "after"]
+    assert buffer.ledger.captured == buffer.ledger.columns["shipped"] == Count(4, 32)
+    assert buffer.bytes_held() == 0
+
+
+def test_what_was_dropped_while_it_was_unpacked_stays_dropped() -> None:
+    """The host's thread made room, or close() gave up, in the meantime."""
+    buffer: Buffer[Thing] = Buffer(100)
+    buffer.put_raw(Thing(60, "raw"))
+    raw = buffer.next_raw()
+    assert raw is not None
+    buffer.put(Thing(70, "new"))
+
+    assert buffer.replace(raw, [Thing(10)]) is False
+    assert buffer.discard(raw, "invalid") is False
+    assert buffer.ledger.dropped == {"buffer_full": Count(batches=1, tokens=60)}
+    assert buffer.bytes_held() == 70
+
+
 def test_items_leave_in_the_order_they_came() -> None:
     """First in, first out."""
     buffer = Buffer(100)
@@ -100,7 +146,20 @@ def test_the_outcome_of_abandoned_items_counts_no_more() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["put", "take", "give_back", "shipped", "spooled", "steal", "refuse"]),
+            st.sampled_from(
+                [
+                    "put",
+                    "take",
+                    "give_back",
+                    "shipped",
+                    "spooled",
+                    "steal",
+                    "refuse",
+                    "put_raw",
+                    "replace",
+                    "discard",
+                ]
+            ),
             st.integers(1, 60),
         ),
         max_size=60,
@@ -109,13 +168,17 @@ def test_the_outcome_of_abandoned_items_counts_no_more() -> None:
 )
 def test_the_books_balance_after_any_sequence(actions: list[tuple[str, int]], last: str) -> None:
     """captured = shipped + pending + spooled + dropped, and bytes held are those of pending."""
-    buffer = Buffer(100)
+    buffer: Buffer[Thing] = Buffer(100)
     taken = None
     for action, size in actions:
         if action == "put":
             buffer.put(Thing(size))
         elif action == "refuse":
             buffer.refuse(Count(batches=1), "invalid")
+        elif action == "put_raw":
+            buffer.put_raw(Thing(size))
+        elif action in ("replace", "discard"):
+            _unpack(buffer, None if action == "discard" else [size, size // 2])
         elif action in ("take", "steal"):
             taken = getattr(buffer, action)() or taken
         elif taken is not None and action == "give_back":
