@@ -18,7 +18,7 @@ def test_one_lane_keeps_clock_and_area(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "l1-5g-8" / "layouts.json").read_text())
     (layout,) = report["layouts"]
     print(f"one lane: {layout['fmax_mhz']} MHz, {layout['cells']}")
-    assert layout["fmax_mhz"] >= 195
+    assert layout["fmax_mhz"] >= 200
     assert layout["cells"]["MULT18X18D"] == 7
     assert layout["cells"]["TRELLIS_FF"] <= 9000
     assert layout["cells"]["TRELLIS_COMB"] <= 7500
