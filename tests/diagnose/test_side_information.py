@@ -12,7 +12,9 @@ import pytest
 from twinscope.wire.batch import Batch
 from twinscope_service.diagnose.cause import Cause
 from twinscope_service.diagnose.context import Context, Event, History, JoinCounts, StepPoint
+from twinscope_service.diagnose.numerics import position_slope, rope_mismatch
 from twinscope_service.diagnose.rank import diagnose
+from twinscope_service.diagnose.view import View
 from twinscope_service.lab.cases import Case, summarise
 from twinscope_service.lab.draft import Draft
 from twinscope_service.lab.faults import FAULTS, apply
@@ -169,6 +171,27 @@ def test_what_changed_at_the_onset_is_in_the_answer(healthy: Case) -> None:
     assert first.estimate["onset_step"] == 12
     assert "weight_sync" in first.evidence
     assert "config_change" not in first.evidence
+
+
+def _fading(batch: Batch, power: float) -> Batch:
+    """Disagreement that falls with the position as (1 + t)^-power."""
+    q = batch.tensors["rollout_logprobs"].astype(float)
+    t = np.concatenate([np.arange(n) for n in np.diff(batch.offsets)])
+    noise = np.random.default_rng(3).standard_normal(len(q)) * -np.expm1(q)
+    p = q + 0.5 * noise * (1.0 + t) ** -power
+    tensors = {**batch.tensors, "train_logprobs": np.minimum(p, 0.0).astype(np.float32)}
+    return replace(batch, tensors=tensors, rollout=None, train=None)
+
+
+def test_disagreement_that_falls_less_steeply_than_before_is_no_rotary_fault(healthy: Case) -> None:
+    """Angles that differ make it grow; a policy that became sure late in its answers does not."""
+    baseline, _ = summarise(_fading(healthy.batch, 1.0), ENGINE)
+    summary, context = summarise(_fading(healthy.batch, 0.6), ENGINE)
+
+    view = View(summary, context, History(baseline=baseline, onset_step=3))
+
+    assert position_slope(view).value == pytest.approx(-0.6, abs=0.1)
+    assert rope_mismatch(view) is None
 
 
 def test_a_declared_quantisation_explains_a_raised_level(healthy: Case) -> None:
