@@ -30,6 +30,7 @@ CONFIRM_TICKS = 10  # a provisional shift is confirmed within this many ticks, o
 FEWEST = 5  # values on either side of a rise inside the burn-in
 GROWTH_QUIET = 60  # ticks without a growth alarm after which growth is over
 SHIFT = k.UP | k.DOWN | k.CERTIFIED
+ASTRAY = 3  # of a steady level a twentieth lies beyond two scales; of a shifted one, most
 BACK = "is over: back at the level before it"
 
 
@@ -43,7 +44,7 @@ class Excursion:
     before: float  # watched scale (y)
     after: float
     spread: float  # scale of one healthy y
-    calm: int = 0  # ticks in a row back at the old level
+    calm: int = 0  # values back at the old level, less ASTRAY for each that is not
 
 
 @dataclass(frozen=True)
@@ -334,11 +335,12 @@ class _Work:
             self.growth = None
 
     def _return(self, y: float) -> None:
-        """A confirmed shift is over after enough values in a row at the level before it."""
+        """A confirmed shift is over after enough values at the level before it."""
         known = self.shift
         if known is None or known.state != "firing":
             return
-        calm = known.calm + 1 if self._near(y, known.before, 2.0 * known.spread) else 0
+        near = self._near(y, known.before, 2.0 * known.spread)
+        calm = known.calm + 1 if near else max(known.calm - ASTRAY, 0)
         self.shift = replace(known, calm=calm)
         if calm >= self.options.resolve_steps:
             # Watch from the old level on: from the new one, if it was learnt, this is a shift.
