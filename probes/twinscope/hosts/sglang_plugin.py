@@ -22,7 +22,9 @@ from twinscope.hosts.collector import Collector
 from twinscope.hosts.sampling import read_sampling
 from twinscope.hosts.sglang import read_outputs
 
-SGLANG = Host("sglang", "TWINSCOPE_SGLANG", versions=((0, 5),))
+SGLANG = Host(
+    "sglang", "TWINSCOPE_SGLANG", versions=((0, 5, 11),)
+)  # 0.5.11: the first with plugins
 TARGET = "sglang.srt.observability.request_metrics_exporter.create_request_metrics_exporters"
 REGISTRY = "sglang.srt.plugins.hook_registry"
 ARGUMENTS = (

@@ -13,6 +13,10 @@ import pytest
 
 from twinscope import DidNotAttach, Probe
 from twinscope.hosts.attach import Attachment, Host, is_wrapped, unwrap, when_imported, wrap
+from twinscope.hosts.known import KNOWN
+from twinscope.hosts.sglang_plugin import SGLANG
+from twinscope.hosts.verl import VERL
+from twinscope.hosts.vllm_plugin import VLLM
 from twinscope.testing import InMemorySink
 
 HOST = Host("engine", "TWINSCOPE_ENGINE_HOOK", versions=((1, 4), (1, 5)))
@@ -34,6 +38,24 @@ def test_only_tested_versions_are_taken_unless_the_user_insists() -> None:
         HOST.check("1.6.0", "on")
     with pytest.raises(DidNotAttach, match="None"):
         HOST.check(None, "on")
+
+
+def test_support_may_begin_at_a_patch_release() -> None:
+    """(0, 5, 11): from 0.5.11 on, and not 0.6."""
+    host = Host("server", "SWITCH", versions=((0, 5, 11),))
+    for version in ("0.5.11", "0.5.12.post1", "0.5.23"):
+        host.check(version, "on")
+    for version in ("0.5.10.post1", "0.5", "0.6.0"):
+        with pytest.raises(DidNotAttach, match=r"0\.5 \(from 0\.5\.11\)"):
+            host.check(version, "on")
+
+
+def test_hooks_and_the_table_of_hosts_declare_the_same_versions() -> None:
+    """What doctor says of a version is what the hook does with it."""
+    declared = {known.switch: known.versions for known in KNOWN if known.switch}
+
+    hooks = (VLLM, SGLANG, VERL)
+    assert {hook.variable: hook.versions for hook in hooks} == declared
 
 
 def test_refusal_is_told_to_the_service_and_never_raised(closing: list[Probe]) -> None:
