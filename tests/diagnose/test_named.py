@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from twinscope.wire.batch import Batch
@@ -91,3 +92,24 @@ def test_a_zero_at_every_end_of_sequence_is_a_boundary_not_a_sentinel(
     first = diagnosed(replace(healthy.batch, tensors=tensors))[0]
 
     assert (first.cause, first.estimate["position"]) == ("boundary_token", "last")
+
+
+def test_repeats_on_both_sides_are_equal_contexts_not_a_constant(
+    healthy: Case, diagnosed: Diagnose
+) -> None:
+    """A group of GRPO repeats its first token: q and p repeat together, which no marker does."""
+    tensors = {name: np.array(values) for name, values in healthy.batch.tensors.items()}
+    firsts = healthy.batch.offsets[:-1]
+    tensors["rollout_logprobs"][firsts], tensors["train_logprobs"][firsts] = -1.2345678, -4.3456789
+    causes = {c.cause for c in diagnosed(replace(healthy.batch, tensors=tensors))}
+
+    assert "missing_value_sentinel" not in causes
+
+
+def test_a_constant_is_named_with_its_value_and_side(healthy: Case, diagnosed: Diagnose) -> None:
+    """Two tokens in a hundred of q are ln 1e-6."""
+    batch = apply(FAULTS["missing_value_constant"], healthy.batch, seed=8)
+    first = diagnosed(batch)[0]
+
+    assert first.estimate["value"] == pytest.approx(np.log(1e-6), rel=1e-6)
+    assert first.estimate["side"] == "rollout"

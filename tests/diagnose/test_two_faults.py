@@ -51,3 +51,18 @@ def test_a_shift_in_a_quarter_hides_no_grid_and_invents_no_retokenisation(
     causes = [c.cause for c in diagnosed(apply(FAULTS["bf16_logprob_storage"], shifted, seed=1))]
 
     assert set(causes) == {"token_shift", "bf16_logprob_storage"}
+
+
+def test_a_bad_replica_without_a_label_is_two_populations(
+    healthy: Case, diagnosed: Diagnose
+) -> None:
+    """A quarter of the samples loud, nothing says whose: said so, with what would tell."""
+    draft = Draft.of(healthy.batch, 1)
+    bad = np.arange(draft.samples) % 4 == 2
+    draft.disturb_train(draft.per_token(np.where(bad, 0.6, 0.0)))
+    del draft.arrays["pad_left"]
+    first = diagnosed(draft.finish())[0]
+
+    assert first.cause == "mixed_weight_versions"
+    assert first.share == pytest.approx(0.25, abs=0.05)
+    assert "replica" in first.separator

@@ -82,8 +82,10 @@ def test_an_evaluation_of_a_small_folder_prints_its_tables(
     (tmp_path / name).write_bytes((CUT / name).read_bytes())
     (tmp_path / "index.json").write_text(f'[{{"file": "{name}", "cause": "numerical_noise"}}]')
 
-    assert main([str(tmp_path), "--engine", "reference", "--fit"]) == 0
+    assert main(["--held-out", str(tmp_path), "--engine", "reference", "--fit", "--wrong"]) == 0
     printed = capsys.readouterr().out
     assert "| label | cases | right | said instead |" in printed
-    assert "fitted on the other half" in printed
+    assert "| held out, identifiable | 6" in printed
+    assert "| 0 of 3 |" in printed  # whole and in two sizes: not accused
+    assert "fitted on the cases seen: {}" in printed
     assert fit_curves([]) == {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
+from math import log, sqrt
 from typing import Any
 
 import numpy as np
 
 from twinscope_service.diagnose.alignment import spearman
+from twinscope_service.diagnose.calibration import EVEN_HINT, HINT_SLOPE
 from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.level import level_strength, model_class
 from twinscope_service.diagnose.mixture import loud_samples
@@ -16,7 +17,12 @@ from twinscope_service.diagnose.view import Estimate, View
 from twinscope_service.measure.formulas import LOG_EPSILON, NOISE_FLOOR
 
 Z_EVIDENCE = 5.0
-Z_KNOWN_FAULT = 3.5
+Z_RAISED = 3.0  # where the level is above what healthy pairs show, however little
+RAISED_FROM, RAISED_TO = 0.4, 0.5  # levels between which the one goes over into the other
+# Exponents (mean, spread) that rotary faults and wrong weights show on lab cases, and the odds
+# before looking: where something is wrong for sure, the question is only which of the two.
+ROTARY_SLOPES, WEIGHT_SLOPES = (0.10, 0.035), (-0.03, 0.045)
+WEIGHTS_TO_ROTARY = 4.0
 OF_TOKENS = 0.06  # share of Var Δ by token id that only an embedding or head gives
 SLOPE = 0.06  # least growth of ln r per unit of ln(1 + t) that a rotary fault shows
 NOT_SEPARABLE = (
@@ -29,14 +35,15 @@ NOT_SEPARABLE = (
 
 def rope_mismatch(view: View) -> Claim | None:
     """Disagreement grows with position inside the samples: rotary angles differ."""
-    slope = position_slope(view)
-    before = _baseline_slope(view)
-    excess = slope.value - before
-    # where the level says that something is wrong, less is needed to say what
-    z_needed = Z_EVIDENCE if level_strength(view) < 1.0 else Z_KNOWN_FAULT
+    slope, level = position_slope(view), level_strength(view)
+    excess = slope.value - max(_baseline_slope(view), 0.0)  # a falling one is no growth
+    raised = min(max((level - RAISED_FROM) / (RAISED_TO - RAISED_FROM), 0.0), 1.0)
+    z_needed = Z_EVIDENCE + raised * (Z_RAISED - Z_EVIDENCE)
     strength = min(excess / SLOPE, excess / max(slope.se, 1e-9) / z_needed, 3.0)
+    if level >= 1.0:
+        strength = max(strength, _rotary_rather_than_weights(excess, slope.se))
     prints = _differences(view, ("rope_theta", "rope_scaling", "rope_parameters"))
-    if prints and level_strength(view) > 0.3:
+    if prints and level > 0.3:
         strength = max(strength, 1.5)
     elif _differences(view, ("quantization", "kv_cache_dtype")):
         strength *= 0.6  # a coarse KV cache grows with position as well, and is declared
@@ -62,6 +69,19 @@ def rope_mismatch(view: View) -> Claim | None:
         group=() if prints else ("rope_mismatch", "quantized_rollout"),
         separator="rope parameters and kv_cache_dtype of both fingerprints",
     )
+
+
+def _rotary_rather_than_weights(slope: float, se: float) -> float:
+    """Strength whose vote among rivals is the posterior odds of a rotary fault by its slope."""
+    if not np.isfinite(se):
+        return 0.0
+    log_odds = -log(WEIGHTS_TO_ROTARY)
+    for sign, (mean, spread) in ((1.0, ROTARY_SLOPES), (-1.0, WEIGHT_SLOPES)):
+        sigma = sqrt(spread**2 + se**2)
+        # a steeper growth than any seen is not less of a rotary fault
+        away = min(slope - mean, 0.0) if sign > 0.0 else slope - mean
+        log_odds += sign * (-((away / sigma) ** 2) / 2.0 - log(sigma))
+    return min(EVEN_HINT + log_odds / HINT_SLOPE, 2.0)
 
 
 def position_slope(view: View) -> Estimate:

@@ -67,10 +67,15 @@ def temperature_not_restored(view: View) -> Claim | None:
             "engine_over_trainer": round(ratio, 4),
             "standard_error": None if exact is not None else round(fit.se, 4),
             "sampled_by": fit.honest,
-            "from": "pairs" if exact is None else "logsumexp_T",
+            "from": "logsumexp_T" if exact is not None else _from_pairs(view),
         },
         k3_after=expected_floor(view) if exact is None else exact.k3,
     )
+
+
+def _from_pairs(view: View) -> str:
+    """What the estimate rests on; lost mass is not a constant of the context and biases it."""
+    return "pairs, roughly: mass is lost too" if view.rho_excess.z < -Z_EVIDENCE else "pairs"
 
 
 def _temperature_strength(view: View, fit: TemperatureFit, exact: ExactTemperature | None) -> float:
@@ -147,7 +152,7 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
     elif lost < 0.02:
         return None
     kept = 1.0 + excess.value
-    rule, after = _which_truncation(view), _k3_after_truncation(view)
+    rule, after = _which_truncation(view, tempered=mixed), _k3_after_truncation(view)
     return Claim(
         cause="truncation_not_mirrored",
         kind="tested",
@@ -176,8 +181,11 @@ def _lost_inside(view: View, side: str, lost: float) -> bool:
     return bool(-inside > 0.6 * lost)
 
 
-def _which_truncation(view: View) -> dict[str, Any]:
-    """top-p, top-k or min-p, as far as the data say: header, rank of the sampled tokens, bound."""
+def _which_truncation(view: View, *, tempered: bool) -> dict[str, Any]:
+    """top-p, top-k or min-p, as far as the data say: header, rank of the sampled tokens, bound.
+
+    `tempered`: q − p holds a temperature as well, so that it bounds no kept mass.
+    """
     sampling = view.context.sampling or {}
     found: dict[str, Any] = {}
     for key, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
@@ -187,7 +195,7 @@ def _which_truncation(view: View) -> dict[str, Any]:
     if view.total("rank_n") > 0 and view.whole:
         found["largest_rank"] = int(view.summary.extremes[EXTREME["rank"]])
     bound = _top_p_bound(view)
-    if bound is not None:
+    if bound is not None and not tempered:
         found["top_p_at_most"] = round(bound, 3)
     return found
 

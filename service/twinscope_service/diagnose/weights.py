@@ -314,6 +314,28 @@ def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None
     )
 
 
+def unlabelled_part(view: View, loud: Mask) -> Claim:
+    """A clearly louder part of the samples that nothing but other weights explains; no label."""
+    gap, z = compare(view.noise_level, loud, ~loud & (view.column("n") > 0))
+    k3_rest = view.k3_of(~loud)
+    return Claim(
+        cause="mixed_weight_versions",
+        kind="tested",
+        strength=min(z / Z_EVIDENCE, 1.0),  # padding or a cache may be behind it as well
+        evidence=(
+            f"{int(loud.sum())} of {view.samples} samples are {np.exp(gap):.1f} times as loud as "
+            f"the others (z {z:.1f}), k3 {view.k3_of(loud) or 0.0:.2g} against "
+            f"{k3_rest or 0.0:.2g}: two populations, and no label says whose"
+        ),
+        estimate={"samples": int(loud.sum())},
+        k3_after=k3_rest,
+        explains=1.0 if k3_rest is None else explained(view, k3_rest),
+        group=("mixed_weight_versions", "stale_prefix_cache", *SAME_WEIGHTS),
+        separator="an engine or replica label, versions and cached_tokens per sample",
+        touched=loud,
+    )
+
+
 def _rms_level(view: View) -> F64:
     """[S] ½ ln of mean Δ² per unit of uncertainty: sees few loud tokens, the mean of ln r many."""
     scale = np.maximum(view.column("one_minus_eq"), 1e-9)

@@ -31,7 +31,8 @@ class Case:
     name: str
     causes: tuple[str, ...]
     batch: Batch
-    origin: str  # the recording it was made from: splits must not cut through one
+    origin: str  # the recording it was made from
+    kind: str = "whole"  # "quarter": only a quarter of the samples is faulty
 
 
 def recorded(folder: Path) -> list[Case]:
@@ -93,8 +94,11 @@ def joined(a: Batch, b: Batch) -> Batch:
 
 
 def bare(case: Case) -> Case:
-    """The same without what the headers say."""
-    batch = replace(case.batch, sampling=None, rollout=None, train=None)
+    """The same without what the headers say, and without log-sum-exp."""
+    tensors = {name: v for name, v in case.batch.tensors.items() if name != "logsumexp_T"}
+    batch = replace(
+        case.batch, tensors=tensors, sampling=None, rollout=None, train=None, temperatures=None
+    )
     return replace(case, name=f"{case.name}-bare", batch=batch)
 
 

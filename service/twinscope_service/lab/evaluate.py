@@ -1,21 +1,20 @@
-"""One command for the whole labelled set: confusion, calibration, and the tables of the docs.
+"""The labelled set diagnosed: who was right, what was said instead, how sure, as tables.
 
-    python -m twinscope_service.lab.evaluate FOLDER [FOLDER ...] [--fit] [--docs docs/diagnosis.md]
+    python -m twinscope_service.lab.evaluate --seen FOLDER ... --held-out FOLDER ... [--docs PAGE]
 
-A FOLDER holds traces and an index.json with their causes: the recorded set, or what
-`twinscope_service.lab.rescore` made. Every trace enters whole, cut to 5 000 and 2 000 tokens, with
-and without its headers; healthy ones also with every exact fault of `lab.faults`. Half of the
-recordings (by name) are for fitting, the other half for checking.
+A FOLDER holds traces and an index.json with their causes: recorded ones, or a half of the set that
+`python -m twinscope_service.lab` makes (which also runs this). Every trace enters whole, cut to
+5 000 and to 2 000 tokens, with and without what its header says; a quarter of the samples faulty;
+one replica of four faulty; and healthy traces also with every exact fault of `lab.faults`.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +31,28 @@ from twinscope_service.measure.engine import MeasureEngine, build_engine
 
 SIZES = (5000, 2000)
 WEAK_BY_DESIGN = frozenset({"update_lost_to_rounding"})  # needs a history, not one batch
+LARGE_ROTARY = 0.05  # k3 of a rotary fault that must be named, not only its family
+# What a pair, with its side information, identifies: the first entry must be right.
+IDENTIFIABLE = frozenset(
+    {
+        "temperature_not_restored", "temperature_on_logprobs", "truncation_not_mirrored",
+        "penalty_not_mirrored", "token_shift", "sample_permutation", "missing_value_sentinel",
+        "nonfinite_values", "wrong_token_logprob", "bf16_logprob_storage", "bypass_mode",
+        "side_missing", "retokenized", "boundary_token", "mask_includes_non_response",
+        "sampling_not_as_reported", "padding_attended", "position_offset",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One case and what came out."""
+    """One case and what came out. `k3`: of the case; `held_out`: nothing was fitted to it."""
 
     case: Case
     causes: tuple[Cause, ...]
     claims: tuple[Claim, ...]
+    k3: float
+    held_out: bool
 
     @property
     def right(self) -> bool:
@@ -56,7 +68,14 @@ class Answer:
     @property
     def right_family(self) -> bool:
         """The first entry is of the label's family."""
-        return self.causes[0].family == FAMILY_OF[self.case.causes[0]]
+        return self.causes[0].family in {FAMILY_OF[cause] for cause in self.case.causes}
+
+    @property
+    def identifiable(self) -> bool:
+        """Must the cause itself be named, not only its family?"""
+        label = self.case.causes[0]
+        large = label == "rope_mismatch" and self.k3 >= LARGE_ROTARY
+        return self.case.kind != "quarter" and (large or label in IDENTIFIABLE)
 
 
 def labelled_set(folders: Sequence[Path], *, seed: int) -> Iterator[Case]:
@@ -65,12 +84,10 @@ def labelled_set(folders: Sequence[Path], *, seed: int) -> Iterator[Case]:
         originals = recorded(folder)
         healthy = [c for c in originals if c.causes[0] == "numerical_noise"]
         exact = [c for c in faulty(healthy[:4], seed=seed) if _is_exact(c)]
-        mixtures = [
-            mixed(c, h, share=0.25, seed=seed)
-            for c in originals
-            if _mixes(c) and (h := _same_prompts(c, healthy)) is not None
-        ]
-        for case in (*originals, *exact, *mixtures):
+        pairs = [(c, h) for c in originals if (h := _same_prompts(c, healthy)) and h is not c]
+        quarters = [_quarter(c, h, seed=seed) for c, h in pairs if _mixes(c)]
+        replicas = [_replica(c, h, seed) for c, h in pairs if FAMILY_OF[c.causes[0]] == "weights"]
+        for case in (*originals, *exact, *quarters, *replicas):
             yield case
             for i, size in enumerate(SIZES):
                 smaller = part(case, tokens=size, seed=seed + i)
@@ -93,16 +110,30 @@ def _mixes(case: Case) -> bool:
     return FAMILY_OF[case.causes[0]] in ("sampling", "weights") or case.causes[0] == "token_shift"
 
 
-def answer(case: Case, engine: MeasureEngine) -> Answer:
+def _quarter(case: Case, healthy: Case, *, seed: int) -> Case:
+    """A quarter of the samples faulty, no label says which."""
+    found = mixed(case, healthy, share=0.25, seed=seed)
+    extra = ("mixed_weight_versions",) if FAMILY_OF[case.causes[0]] == "weights" else ()
+    return replace(found, kind="quarter", causes=case.causes + extra)
+
+
+def _replica(case: Case, healthy: Case, seed: int) -> Case:
+    """One replica of four faulty, with the replica's name in the header."""
+    found = mixed(case, healthy, share=0.25, seed=seed)
+    bad = max(2, round(0.25 * case.batch.samples))  # the first ones, see `mixed`
+    names = tuple("r3" if s < bad else f"r{s % 3}" for s in range(found.batch.samples))
+    batch = replace(found.batch, groups={"replica": names})
+    causes = ("mixed_weight_versions", *case.causes)
+    return replace(found, name=f"{found.name}@replica", causes=causes, batch=batch)
+
+
+def answer(case: Case, engine: MeasureEngine, *, held_out: bool) -> Answer:
     """Diagnose one case."""
     summary, context = summarise(case.batch, engine)
-    claims = tuple(find_claims(View(summary, context)))
-    return Answer(case, diagnose(summary, context=context), claims)
-
-
-def held_out(case: Case) -> bool:
-    """Half of the recordings, by name: no recording is on both sides."""
-    return hashlib.sha256(case.origin.encode()).digest()[0] % 2 == 1
+    view = View(summary, context)
+    return Answer(
+        case, diagnose(summary, context=context), tuple(find_claims(view)), view.k3, held_out
+    )
 
 
 def fit_curves(answers: Iterable[Answer]) -> dict[str, tuple[float, float]]:
@@ -112,7 +143,7 @@ def fit_curves(answers: Iterable[Answer]) -> dict[str, tuple[float, float]]:
         for claim in one.claims:
             true = claim.cause in one.case.causes
             if claim.kind == "set":  # a set is right when its family is
-                true = FAMILY_OF[claim.cause] == FAMILY_OF[one.case.causes[0]]
+                true = FAMILY_OF[claim.cause] in {FAMILY_OF[c] for c in one.case.causes}
             points.setdefault(claim.kind, []).append((claim.strength, true))
     return {kind: _logistic(values) for kind, values in sorted(points.items())}
 
@@ -134,24 +165,45 @@ def _logistic(points: list[tuple[float, bool]], *, ridge: float = 0.02) -> tuple
 
 
 def report(answers: Sequence[Answer]) -> str:
-    """Shares of right answers and the two tables, as Markdown."""
-    checked = [a for a in answers if held_out(a.case)]
+    """Shares of right answers and the tables, as Markdown; the details are of held-out cases."""
+    checked = [a for a in answers if a.held_out]
     lines = [
-        f"{len(answers)} cases, {len(checked)} of them held out from fitting.",
+        f"{len(answers)} cases, {len(checked)} of them held out (other prompts, seeds, strengths).",
         "",
         "| set | cases | first entry right | or in its group | family right | healthy accused |",
         "|---|---|---|---|---|---|",
+        *_rows(answers, checked),
+        "",
+        f"Mean over the labels of the held-out cases: first entry {_macro(checked, 'right')}, "
+        f"family {_macro(checked, 'right_family')}.",
     ]
-    for name, some in (("all", answers), ("held out", checked)):
+    pairs = [(a.case.causes[0], a.causes[0].cause) for a in checked]
+    first = [(a.causes[0].confidence, a.right) for a in checked]
+    return "\n".join([*lines, "", confusion_table(pairs), "", calibration_table(first)])
+
+
+def _rows(answers: Sequence[Answer], checked: Sequence[Answer]) -> Iterator[str]:
+    for name, some in (
+        ("all", answers),
+        ("held out", checked),
+        ("held out, identifiable", [a for a in checked if a.identifiable]),
+        ("held out, a quarter of the samples", [a for a in checked if a.case.kind == "quarter"]),
+    ):
         healthy = [a for a in some if a.case.causes[0] == "numerical_noise"]
-        lines.append(
+        yield (
             f"| {name} | {len(some)} | {_share(a.right for a in some)} | "
             f"{_share(a.right_group for a in some)} | {_share(a.right_family for a in some)} | "
             f"{sum(not a.right for a in healthy)} of {len(healthy)} |"
         )
-    pairs = [(a.case.causes[0], a.causes[0].cause) for a in answers]
-    first = [(a.causes[0].confidence, a.right) for a in checked]
-    return "\n".join([*lines, "", confusion_table(pairs), "", calibration_table(first)])
+
+
+def _macro(answers: Iterable[Answer], what: str) -> str:
+    """Mean over labels of the share of answers whose property `what` is true."""
+    by_label: dict[str, list[bool]] = defaultdict(list)
+    for a in answers:
+        by_label[a.case.causes[0]].append(getattr(a, what))
+    shares = [sum(values) / len(values) for values in by_label.values()]
+    return f"{100.0 * sum(shares) / max(len(shares), 1):.1f} %"
 
 
 def _share(values: Iterable[bool]) -> str:
@@ -159,27 +211,46 @@ def _share(values: Iterable[bool]) -> str:
     return f"{100.0 * sum(listed) / max(len(listed), 1):.1f} %"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate; print; with --docs also write between the markers of that file."""
-    parser = argparse.ArgumentParser(prog="python -m twinscope_service.lab.evaluate")
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    parser.add_argument("--engine", default="cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--fit", action="store_true", help="print fitted curves")
-    parser.add_argument("--wrong", action="store_true", help="list the wrong answers")
-    parser.add_argument("--docs", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
-    engine = build_engine(args.engine)
-    answers = [answer(case, engine) for case in labelled_set(args.folders, seed=args.seed)]
+def evaluate(
+    seen: Sequence[Path], held_out: Sequence[Path], *, engine: MeasureEngine, seed: int = 0
+) -> list[Answer]:
+    """Diagnose the labelled sets of both kinds of folders."""
+    found = [answer(c, engine, held_out=False) for c in labelled_set(seen, seed=seed)]
+    return found + [answer(c, engine, held_out=True) for c in labelled_set(held_out, seed=seed)]
+
+
+def show(answers: Sequence[Answer], args: argparse.Namespace) -> None:
+    """Print; with --docs also write between the markers of that file."""
     text = report(answers)
     print(text)
     if args.wrong:
         _print_wrong(answers)
     if args.fit:
-        print("\nfitted on the other half:", fit_curves(a for a in answers if not held_out(a.case)))
+        print("\nfitted on the cases seen:", fit_curves(a for a in answers if not a.held_out))
         print("ceilings:", CEILING)
     if args.docs:
         write_between(args.docs, "evaluation", text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command and `python -m twinscope_service.lab` share."""
+    parser.add_argument("--seen", nargs="*", type=Path, default=[], metavar="FOLDER",
+                        help="traces that thresholds were set with")  # fmt: skip
+    parser.add_argument("--engine", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fit", action="store_true", help="print fitted curves")
+    parser.add_argument("--wrong", action="store_true", help="list the wrong answers")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the tables into it")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate folders that are there."""
+    parser = argparse.ArgumentParser(prog="python -m twinscope_service.lab.evaluate")
+    parser.add_argument("--held-out", nargs="*", type=Path, default=[], metavar="FOLDER")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    engine = build_engine(args.engine)
+    show(evaluate(args.seen, args.held_out, engine=engine, seed=args.seed), args)
     return 0
 
 
@@ -188,7 +259,7 @@ def _print_wrong(answers: Iterable[Answer]) -> None:
     print("\nwrong:", Counter(a.case.causes[0] for a in wrong).most_common())
     for a in wrong:
         said = ", ".join(f"{c.cause} {c.confidence:.2f}" for c in a.causes[:3])
-        print(f"  {a.case.name}: {said}")
+        print(f"  {'held out' if a.held_out else 'seen'} {a.case.name} (k3 {a.k3:.2g}): {said}")
 
 
 if __name__ == "__main__":

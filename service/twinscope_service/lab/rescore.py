@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class Rescoring:
     spoil: Spoil | None = None
     how: Pass = field(default_factory=Pass)
     with_reference: bool = False  # the recorded q's weights are the reference policy
+    rollout: Mapping[str, str] = field(default_factory=dict)  # what the fingerprints would say
+    train: Mapping[str, str] = field(default_factory=dict)
 
 
 def disturb(pattern: str, sigma: float, *, rank: int | None = None) -> Spoil:
@@ -118,48 +120,72 @@ def quantised(levels: int) -> Spoil:
     return spoil
 
 
-CASES: dict[str, Rescoring] = {
-    "healthy": Rescoring("numerical_noise", "the same weights"),
-    "stale_all": Rescoring("stale_weights", "all layers 2 % off", disturb("layers.", 0.02)),
-    "stale_low_rank": Rescoring(
-        "stale_weights", "all layers off by rank 4", disturb("layers.", 0.02, rank=4)
-    ),
-    "partial_layer": Rescoring(
-        "partial_weight_sync", "one layer 10 % off", disturb("layers.3.", 0.1)
-    ),
-    "partial_embedding": Rescoring(
-        "partial_weight_sync", "tied embedding 3 % off", disturb("embed_tokens", 0.03)
-    ),
-    "corrupt_heads": Rescoring(
-        "corrupt_weight_layout", "query heads of one layer rolled", roll_heads(3)
-    ),
-    "lora_missing": Rescoring(
-        "lora_not_applied",
-        "an adapter of rank 4 in the trainer only",
-        disturb("q_proj", 0.15, rank=4),
-        with_reference=True,
-    ),
-    "rope_theta": Rescoring("rope_mismatch", "theta 1e4 instead of 1e5", rotary(1e4)),
-    "rope_low_precision": Rescoring(
-        "rope_mismatch", "inverse frequencies in float8", rotary(dtype="float8_e4m3fn")
-    ),
-    "dropout": Rescoring(
-        "train_mode_dropout",
-        "attention dropout 0.05",
-        attention_dropout(0.05),
-        Pass(train_mode=True),
-    ),
-    "padding_attended": Rescoring(
-        "padding_attended", "no attention mask", how=Pass(attend_padding=True)
-    ),
-    "position_gap": Rescoring(
-        "position_offset", "a gap before the response", how=Pass(position_gap=True)
-    ),
-    "half_logits": Rescoring(
-        "low_precision_logits", "logits in bfloat16", how=Pass(half_precision_logits=True)
-    ),
-    "int6": Rescoring("quantized_rollout", "weights in 6 bits", quantised(31)),
-}
+def cases(strength: float = 1.0) -> dict[str, Rescoring]:
+    """The faults by name; `strength` scales how far weights and arithmetic are off."""
+    x = strength
+    return {
+        "healthy": Rescoring("numerical_noise", "the same weights"),
+        "stale_all": Rescoring(
+            "stale_weights", f"all layers {0.02 * x:.2g} off", disturb("layers.", 0.02 * x)
+        ),
+        "stale_low_rank": Rescoring(
+            "stale_weights", "all layers off by rank 4", disturb("layers.", 0.02 * x, rank=4)
+        ),
+        "partial_layer": Rescoring(
+            "partial_weight_sync", "one layer off", disturb("layers.3.", 0.1 * x)
+        ),
+        "partial_late_layer": Rescoring(
+            "partial_weight_sync", "a late layer off", disturb("layers.27.", 0.15 * x)
+        ),
+        "partial_embedding": Rescoring(
+            "partial_weight_sync", "tied embedding off", disturb("embed_tokens", 0.03 * x)
+        ),
+        "corrupt_heads": Rescoring(
+            "corrupt_weight_layout",
+            "query heads of one layer rolled",
+            roll_heads(3 if x <= 1.0 else 6),
+        ),
+        "lora_missing": Rescoring(
+            "lora_not_applied",
+            "an adapter of rank 4 in the trainer only",
+            disturb("q_proj", 0.15 * x, rank=4),
+            with_reference=True,
+        ),
+        "rope_theta": Rescoring(
+            "rope_mismatch", f"theta {1e4 / x:.3g} instead of 1e5", rotary(1e4 / x)
+        ),
+        "rope_low_precision": Rescoring(
+            "rope_mismatch", "inverse frequencies in float8", rotary(dtype="float8_e4m3fn")
+        ),
+        "dropout": Rescoring(
+            "train_mode_dropout",
+            f"attention dropout {0.05 * x:.2g}",
+            attention_dropout(0.05 * x),
+            Pass(train_mode=True),
+        ),
+        "padding_attended": Rescoring(
+            "padding_attended", "no attention mask", how=Pass(attend_padding=True)
+        ),
+        "position_gap": Rescoring(
+            "position_offset", "a gap before the response", how=Pass(position_gap=True)
+        ),
+        "half_logits": Rescoring(
+            "low_precision_logits",
+            "logits in bfloat16",
+            how=Pass(half_precision_logits=True),
+            train={"head_dtype": "bfloat16"},
+            rollout={"head_dtype": "float32"},
+        ),
+        "int6": Rescoring(
+            "quantized_rollout",
+            "weights in few bits",
+            quantised(round(31 / x)),
+            rollout={"quantization": "int6"},
+        ),
+    }
+
+
+CASES = cases()
 
 
 def rescore(model: Any, batch: Batch, case: Rescoring) -> Batch:
@@ -178,7 +204,14 @@ def rescore(model: Any, batch: Batch, case: Rescoring) -> Batch:
     tensors["pad_left"] = scores.pad_left
     if case.with_reference:
         tensors["ref_logprobs"] = reference
-    return replace(batch, tensors=tensors, temperatures=None)
+    return replace(
+        batch,
+        tensors=tensors,
+        temperatures=None,
+        side="paired",
+        rollout={**(batch.rollout or {}), **case.rollout},
+        train={"trainer": "lab", "dtype": str(model.dtype).removeprefix("torch."), **case.train},
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,16 +5,16 @@ Needs `torch` and `transformers` (and `gguf`, `accelerate` for a GGUF file); the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinscope.counterfactual import counterfactuals_from_hidden
+from twinscope.counterfactual import Counterfactuals, counterfactuals
 from twinscope.wire.batch import Batch
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Scores:
     train_logprobs: NDArray[np.float32]
     entropy: NDArray[np.float32]
     pad_left: NDArray[np.int32]  # [S]
+    others: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # p of other tokens
+    logsumexp_T: NDArray[np.float32] | None = None  # [K, N]; None: not asked for
 
 
 def load_model(path: Path, *, dtype: str = "float32") -> Any:
@@ -49,32 +51,60 @@ def load_model(path: Path, *, dtype: str = "float32") -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
-    if path.suffix == ".gguf":
-        arguments["gguf_file"] = path.name
-        path = path.parent
-    model: Any = AutoModelForCausalLM.from_pretrained(str(path), **arguments)
-    return model.eval()
+    arguments: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if path.suffix != ".gguf":
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(path), attn_implementation="eager", **arguments
+        )
+        return model.eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, **arguments
+    )
+    if hasattr(loaded.config, "quantization_config"):
+        del loaded.config.quantization_config
+    # what came from GGUF may compute from packed weights: move them to a model that never was
+    build: Any = AutoModelForCausalLM.from_config
+    plain = build(loaded.config, attn_implementation="eager", **arguments)
+    plain.load_state_dict(loaded.state_dict())
+    return plain.eval()
 
 
-def score(model: Any, batch: Batch, how: Pass) -> Scores:
-    """p of every response token of `batch`, left-padded in a fixed random order of samples."""
+def score(
+    model: Any,
+    batch: Batch,
+    how: Pass,
+    *,
+    others: Mapping[str, NDArray[np.int32]] | None = None,
+    temperatures: Sequence[float] = (),
+) -> Scores:
+    """p of every response token of `batch`, left-padded in a fixed random order of samples.
+
+    `others`: further tokens [N] at the same contexts, scored by the same pass. `temperatures`: the
+    nodes of logsumexp_T, ascending, with the pass's own among them.
+    """
     import torch
 
+    ids = {"": batch.tensors["token_ids"], **(others or {})}
+    p = {name: np.zeros(batch.tokens, np.float32) for name in ids}
+    entropy, pads = np.zeros(batch.tokens, np.float32), np.zeros(batch.samples, np.int32)
+    lse = np.zeros((len(temperatures), batch.tokens), np.float32)
     order = np.random.default_rng(0).permutation(batch.samples)
-    logprobs, entropy = np.zeros(batch.tokens, np.float32), np.zeros(batch.tokens, np.float32)
-    pads = np.zeros(batch.samples, np.int32)
     model.train(how.train_mode)
     with torch.no_grad():
         for start in range(0, batch.samples, how.samples_per_batch):
             some = order[start : start + how.samples_per_batch]
             for sample, hidden, pad in _hidden_rows(model, batch, some, how):
                 tokens = slice(int(batch.offsets[sample]), int(batch.offsets[sample + 1]))
-                found = _reduce(model, hidden, batch.tensors["token_ids"][tokens], how)
-                logprobs[tokens], entropy[tokens] = found
+                logits = _logits(model, hidden, how)
+                for name, values in _log_probs(logits, ids, tokens, how).items():
+                    p[name][tokens] = values
+                found = _reduced(logits, ids[""][tokens], how, temperatures)
+                entropy[tokens] = found.entropy.numpy()
+                if temperatures:
+                    lse[:, tokens] = found.logsumexp_T.numpy()
                 pads[sample] = pad
     model.eval()
-    return Scores(logprobs, entropy, pads)
+    return Scores(p.pop(""), entropy, pads, p, lse if temperatures else None)
 
 
 def _hidden_rows(
@@ -117,25 +147,38 @@ def _left_padded(batch: Batch, some: NDArray[np.int64]) -> tuple[Tensor, Tensor,
     return ids, mask, width, pads
 
 
-def _reduce(
-    model: Any, hidden: Tensor, token_ids: NDArray[np.int32], how: Pass
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _logits(model: Any, hidden: Tensor, how: Pass) -> Tensor:
+    """[n, V] of one sample."""
+    logits: Tensor = model.lm_head(hidden)
+    return logits.bfloat16() if how.half_precision_logits else logits
+
+
+def _log_probs(
+    logits: Tensor, ids: Mapping[str, NDArray[np.int32]], tokens: slice, how: Pass
+) -> dict[str, NDArray[np.float32]]:
+    """p of each set of ids at the pass's temperature."""
     import torch
 
-    def head(rows: Tensor) -> Tensor:
-        logits: Tensor = model.lm_head(rows)
-        return logits.bfloat16() if how.half_precision_logits else logits
+    law = (logits.float() / how.temperature).log_softmax(dim=-1)
+    found = {}
+    for name, all_ids in ids.items():
+        index = torch.from_numpy(all_ids[tokens].astype(np.int64))[:, None]
+        found[name] = law.gather(-1, index)[:, 0].numpy()
+    return found
 
-    found = counterfactuals_from_hidden(
-        hidden,
-        head,
+
+def _reduced(
+    logits: Tensor, token_ids: NDArray[np.int32], how: Pass, temperatures: Sequence[float]
+) -> Counterfactuals:
+    import torch
+
+    return counterfactuals(
+        logits,
         torch.from_numpy(token_ids.astype(np.int64)),
-        vocabulary=model.config.vocab_size,
         train_temperature=how.temperature,
-        temperatures=(),
+        temperatures=temperatures,
         chunk_bytes=32 << 20,
     )
-    return found.train_logprobs.numpy(), found.entropy.numpy()
 
 
 @contextmanager
