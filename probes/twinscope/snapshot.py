@@ -12,6 +12,7 @@ Token ids become int32 and masks one byte on the way: the copy has half the byte
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,19 +32,19 @@ NUMBER_BYTES = 32  # of a Python number that we keep alive, and its place in a l
 NOT_ARRAYS = "pass tensors in host or device memory, arrays or lists of numbers"
 
 
-class Frozen:
+class Frozen(ABC):
     """A copy that is not kept in its own form. `thaw()`: the array, or the list of arrays."""
 
     __slots__ = ()
 
     @property
+    @abstractmethod
     def elements(self) -> int:
         """Numbers in it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def thaw(self) -> Array:
         """What the capture reads, on the sending thread."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

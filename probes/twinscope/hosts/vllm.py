@@ -4,6 +4,10 @@
     outputs = llm.generate(prompts, params)
     probe.rollout_from(lambda: read_request_outputs(outputs, sampling=params, engine=llm))
 
+    outputs = async_llm.generate(prompt, params, request_id)
+    async for output in observe(outputs, probe, sampling=params, engine=async_llm):
+        ...
+
 What q means depends on the engine's `logprobs_mode`: vLLM's default `raw_logprobs` is
 log softmax(logits), without temperature, penalties or truncation; `processed_logprobs` is the
 density that was sampled. The mode travels in the fingerprint, values travel as they are. Written
@@ -13,13 +17,15 @@ against vLLM 0.32 and 0.33; objects are read by attribute, vLLM is never importe
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from twinscope.errors import WireError
 from twinscope.hosts.sampling import read_sampling
+from twinscope.probe import Probe
 
-__all__ = ["read_engine", "read_request_outputs"]
+__all__ = ["observe", "read_engine", "read_request_outputs"]
 
 
 def read_request_outputs(
@@ -51,12 +57,52 @@ def read_request_outputs(
     return {name: value for name, value in found.items() if value is not None}
 
 
+async def observe(
+    outputs: AsyncGenerator[Any, None],
+    probe: Probe,
+    *,
+    sampling: object = None,
+    engine: object = None,
+    **fields: Any,
+) -> AsyncGenerator[Any, None]:
+    """Pass on what `AsyncLLM.generate` yields; the last output goes to the probe, too.
+
+    `fields`: more arguments of `Probe.rollout`, e.g. `sample_ids`, `version`. A request that is
+    aborted or left early sends nothing. With `output_kind` DELTA the last output holds the last
+    tokens only: it is refused, and counted by the probe as invalid.
+    """
+    async with aclosing(outputs):
+        async for output in outputs:
+            if output.finished and not _aborted(output):
+                _hand_over(probe, output, sampling, engine, fields)
+            yield output
+
+
+def _aborted(output: Any) -> bool:
+    return any(completion.finish_reason == "abort" for completion in output.outputs)
+
+
+def _hand_over(
+    probe: Probe, output: Any, sampling: object, engine: object, fields: dict[str, Any]
+) -> None:
+    """One finished request; errors are the probe's to count."""
+
+    def read() -> dict[str, Any]:
+        kind = _plain(getattr(sampling, "output_kind", None))
+        if kind == "DELTA":
+            raise WireError("sampling.output_kind", kind, "use FINAL_ONLY or CUMULATIVE")
+        return read_request_outputs([output], sampling=sampling, engine=engine)
+
+    probe.rollout_from(read, **fields)
+
+
 def read_engine(engine: object) -> dict[str, Any]:
     """The engine fingerprint from an LLM, LLMEngine or AsyncLLM; unknown entries are absent."""
     config = _vllm_config(engine)
     found = {
         "name": "vllm",
         "version": getattr(sys.modules.get("vllm"), "__version__", None),
+        "runner": _runner(config),
         "dtype": _plain(_dig(config, "model_config.dtype")),
         "head_dtype": _plain(_dig(config, "model_config.head_dtype")),
         "logprobs_mode": _dig(config, "model_config.logprobs_mode"),
@@ -148,6 +194,12 @@ def _known(values: list[Any], convert: Any) -> list[Any] | None:
 def _vllm_config(engine: object) -> object:
     inner = getattr(engine, "llm_engine", engine)
     return getattr(inner, "vllm_config", None)
+
+
+def _runner(config: object) -> str | None:
+    """Which of vLLM's two model runners; their log-probs are computed by different kernels."""
+    newer = getattr(config, "use_v2_model_runner", None)
+    return None if newer is None else "v2" if newer else "v1"
 
 
 def _dig(root: object, path: str) -> Any:

@@ -272,12 +272,10 @@ class Tap:
 def fingerprint_of(engine: Any) -> dict[str, Any]:
     """`read_engine`, and what only the process itself knows."""
     config = engine.vllm_config
-    runner = getattr(config, "use_v2_model_runner", None)
     speculative = getattr(config, "speculative_config", None)
     found = {
         **read_engine(engine),
         "model": getattr(config.model_config, "model", None),
-        "runner": None if runner is None else "v2" if runner else "v1",
         "generation_config": getattr(config.model_config, "generation_config", None),
         "chunked_prefill": getattr(config.scheduler_config, "enable_chunked_prefill", None),
         "rejection_method": getattr(speculative, "rejection_sample_method", None),

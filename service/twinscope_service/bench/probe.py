@@ -13,20 +13,25 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from twinscope import Probe
 from twinscope.hosts.attach import Attachment
 from twinscope.hosts.vllm_plugin import VLLM, Engine, Request, Tap
 from twinscope.testing import InMemorySink
+from twinscope_service.bench import hand_over
 
 SIZES = (100, 1_000, 8_000, 32_000)  # tokens of a sample
-BATCH = 64  # samples of a training call
 
 
 def run(*, rounds: int) -> int:
-    """Print one line per call and size."""
-    print(f"{'call':<24}{'tokens':>10}{'host µs':>10}{'p90':>9}{'later µs':>11}")
+    """Print one line per form and size, then one per size of a finished request."""
+    print(f"{'Probe.train with':<24}{'tokens':>9}{'call µs':>10}{'bare copy':>11}{'beyond':>9}")
+    for cost in hand_over.measure(rounds=rounds):
+        print(
+            f"{cost.form:<24}{cost.tokens:>9}{cost.call:>10.0f}{cost.bare:>11.0f}"
+            f"{cost.beyond:>9.0f}",
+            flush=True,
+        )
+    print(f"\n{'call':<24}{'tokens':>9}{'host µs':>10}{'p90':>9}{'later µs':>11}")
     for name, tokens, call, settle in _cases():
         host = [_timed(call) for _ in range(rounds)]
         start = time.process_time()
@@ -34,7 +39,7 @@ def run(*, rounds: int) -> int:
         later = (time.process_time() - start) / rounds
         p90 = sorted(host)[int(0.9 * (rounds - 1))]
         print(
-            f"{name:<24}{tokens:>10}{statistics.median(host) * 1e6:>10.0f}"
+            f"{name:<24}{tokens:>9}{statistics.median(host) * 1e6:>10.0f}"
             f"{p90 * 1e6:>9.0f}{later * 1e6:>11.0f}"
         )
     return 0
@@ -54,12 +59,6 @@ Case = tuple[str, int, Callable[[], object], Callable[[], object]]
 def _cases() -> Iterator[Case]:
     """(name, tokens per call, the call, wait for what follows)."""
     for size in SIZES:
-        probe = Probe(sink=InMemorySink(), environment={})
-        rows = np.full((BATCH, size), -1.5, np.float32)
-        mask, ids = np.ones_like(rows, np.uint8), np.ones_like(rows, np.int32)
-        train = functools.partial(probe.train, step=0, logprobs=rows, mask=mask, token_ids=ids)
-        yield "Probe.train, [64,T]", rows.size, train, functools.partial(probe.flush, 60)
-        probe.close()
         tap = Tap(Attachment(VLLM, environment={}, make_probe=_off_the_network), "bench")
         tap.listen()
         state = _state(size)
