@@ -4,14 +4,17 @@
     .venv-engines/bin/python examples/grpo_cpu.py --model tiny --steps 60
     .venv-engines/bin/python examples/grpo_cpu.py --model tiny --run stale --no-sync-from 30
 
-Each step: prompts with a shared start, a group of samples for each, a reward (the share of even
-token ids: it means nothing, and every model can learn it), one clipped policy-gradient update of
-float32 weights under bfloat16 autocast, weights written as bfloat16 and reloaded by the engine, its
-prefix cache flushed. Both sides carry their weight version. Switches break one thing in mid-run:
+Each step: prompts, most with a shared start, a group of samples for each, a reward (the share of
+even token ids: it means nothing, and every model can learn it), one clipped policy-gradient update
+with a KL term against the frozen start, of float32 weights under bfloat16 autocast; weights written
+as bfloat16 and reloaded by the engine, its prefix cache flushed. Both sides carry their weight
+version. Switches break one thing in mid-run:
 
     --no-sync-from STEP        the engine keeps the weights it had before STEP
     --keep-cache-from STEP     syncs, but the prefix cache is not flushed any more
     --trainer-temperature T --trainer-temperature-from STEP   one side changes its temperature
+
+`--record FOLDER` keeps both sides of every step as trace files, too.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from typing import Any
 import torch
 from choose_model import add_model_argument, model_folder
 from prompts import prompts_for
+from recording import TraceFolder
 from transformers_scoring import Scores, fingerprint, forward, load_model, score
 
-from twinscope import Probe
+from twinscope import Probe, approx_kl
 from twinscope.hosts.vllm import read_request_outputs
 
 GROUP = 8  # samples per prompt: what advantages are relative to
@@ -81,27 +85,39 @@ def main() -> None:
     arguments = _parse()
     folder = model_folder(arguments.model)
     policy = load_model(folder, dtype=torch.float32)
+    frozen = load_model(folder)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=arguments.lr, weight_decay=0.0)
+    trainer = fingerprint(policy) | {"dtype": "bfloat16", "master_dtype": "float32"}
     engine = Engine(folder, temperature=arguments.temperature, max_tokens=arguments.max_tokens)
     probe = Probe(arguments.url, arguments.run)
+    recorder = _recorder(arguments.record, run=arguments.run)
     with tempfile.TemporaryDirectory(dir=arguments.sync_dir) as sync_folder:
         for step in range(arguments.steps):
-            _sync(arguments, engine, policy, probe, step=step, folder=Path(sync_folder))
+            _sync(arguments, engine, policy, step=step, folder=Path(sync_folder))
+            for kind in _done(arguments, step):
+                for each in (probe, recorder):
+                    each.event(kind, step=step, version=step)
             rollout = engine.sample(prompts_for(folder, step))
             probe.rollout(step=step, **rollout)
 
             p = _rescore(policy, rollout, temperature=_trainer_temperature(arguments, step))
+            ref = _rescore(frozen, rollout, temperature=arguments.temperature).logprobs
             reward = _reward(p)
             advantage = _advantage(reward)
             probe.train(
                 step=step,
                 **p.fields(),
+                ref_logprobs=ref,
                 version=step,
                 reward=reward,
                 advantage=advantage,
-                fingerprint=fingerprint(policy) | {"dtype": "bfloat16", "master_dtype": "float32"},
+                fingerprint=trainer,
             )
-            norm = _update(policy, optimizer, p, advantage, temperature=arguments.temperature)
+            recorder.pair(step=step, **_paired(rollout, p, step=step, trainer=trainer))
+            norm = _update(
+                policy, optimizer, p, advantage, ref,
+                temperature=arguments.temperature, kl_coef=arguments.kl_coef,
+            )  # fmt: skip
             numbers = {"reward": float(reward.mean()), "grad_norm": norm, "lr": arguments.lr}
             probe.scalar(step=step, values=numbers)
             probe.close_step(step)
@@ -111,26 +127,49 @@ def main() -> None:
     probe.flush(60)
     print(probe.stats())
     probe.close()
+    recorder.close()
     engine.close()
 
 
-def _sync(
-    arguments: argparse.Namespace,
-    engine: Engine,
-    policy: Any,
-    probe: Probe,
-    *,
-    step: int,
-    folder: Path,
-) -> None:
-    """The policy's weights into the engine, unless this step's fault forbids it."""
+def _done(arguments: argparse.Namespace, step: int) -> list[str]:
+    """What happens to the engine before `step`, unless this step's fault forbids it."""
     if step >= arguments.no_sync_from:
-        return
-    engine.load(policy, version=step, folder=folder)
-    probe.event("weight_sync", step=step, version=step)
-    if step < arguments.keep_cache_from:
+        return []
+    return ["weight_sync"] if step >= arguments.keep_cache_from else ["weight_sync", "cache_flush"]
+
+
+def _sync(
+    arguments: argparse.Namespace, engine: Engine, policy: Any, *, step: int, folder: Path
+) -> None:
+    """The policy's weights into the engine."""
+    done = _done(arguments, step)
+    if "weight_sync" in done:
+        engine.load(policy, version=step, folder=folder)
+    if "cache_flush" in done:
         engine.flush()
-        probe.event("cache_flush", step=step)
+
+
+def _recorder(folder: Path | None, *, run: str) -> Probe:
+    """A second probe that writes files; one that is off if nobody wants them."""
+    if folder is None:
+        return Probe(disabled=True)
+    return Probe(sink=TraceFolder(folder), run=run)
+
+
+def _paired(
+    rollout: dict[str, Any], p: Scores, *, step: int, trainer: dict[str, Any]
+) -> dict[str, Any]:
+    """Both sides of a step as the arguments of `probe.pair`."""
+    renamed = {"logprobs": "rollout_logprobs", "version": "rollout_version"}
+    renamed["fingerprint"] = "rollout_fingerprint"
+    rows = zip(p.entropy, p.samples.mask.bool(), strict=True)
+    return {
+        **{renamed.get(name, name): value for name, value in rollout.items()},
+        "train_logprobs": p.rows(),
+        "entropy": [row[keep] for row, keep in rows],
+        "train_version": step,
+        "train_fingerprint": trainer,
+    }
 
 
 def _trainer_temperature(arguments: argparse.Namespace, step: int) -> float:
@@ -168,20 +207,23 @@ def _update(
     optimizer: torch.optim.Optimizer,
     p: Scores,
     advantage: torch.Tensor,
+    ref: torch.Tensor,
     *,
     temperature: float,
+    kl_coef: float,
 ) -> float:
     """One clipped update over all micro-batches; the norm of its gradient."""
     total = p.samples.mask.sum()
-    old, weights = p.logprobs.split(MICRO_BATCH), advantage.split(MICRO_BATCH)
+    columns = (column.split(MICRO_BATCH) for column in (p.logprobs, advantage, ref))
     optimizer.zero_grad()
-    for part, before, weight in zip(p.samples.parts(MICRO_BATCH), old, weights, strict=True):
+    for part, before, weight, frozen in zip(p.samples.parts(MICRO_BATCH), *columns, strict=True):
         with torch.autocast("cpu", torch.bfloat16):
             now, _ = forward(policy, part, temperature=temperature)
         ratio = (now - before).exp()
         clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
         gain = torch.minimum(ratio * weight[:, None], clipped * weight[:, None])
-        (-(gain * part.mask).sum() / total).backward()
+        cost = kl_coef * approx_kl(now, frozen, "k3+") - gain
+        ((cost * part.mask).sum() / total).backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
     return float(norm)
@@ -203,9 +245,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--run", default="grpo-cpu")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--lr", type=float, default=2e-5)
+    parser.add_argument("--kl-coef", type=float, default=0.2, help="of the frozen start policy")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--sync-dir", help="where weights are handed over (default: temporary)")
+    parser.add_argument("--record", type=Path, help="folder for trace files of every step")
     parser.add_argument("--no-sync-from", type=int, default=never, metavar="STEP")
     parser.add_argument("--keep-cache-from", type=int, default=never, metavar="STEP")
     parser.add_argument("--trainer-temperature", type=float, default=0.8)

@@ -26,10 +26,15 @@ QUESTIONS = (
 
 
 def prompts_for(folder: Path, step: int, *, count: int = 8) -> list[Any]:
-    """`count` prompts as vLLM takes them, {"prompt_token_ids": [...]}; others in every step."""
+    """`count` prompts as vLLM takes them, {"prompt_token_ids": [...]}; others in every step.
+
+    Every third is the bare question: too short for the prefix cache, as some requests of real
+    traffic are. They are the control that tells a stale cache from stale weights.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     picked = [QUESTIONS[(step * count + i) % len(QUESTIONS)] for i in range(count)]
-    texts = [f"{RULES}\n\n{question}\n" for question in picked]
+    starts = ["" if i % 3 == 2 else f"{RULES}\n\n" for i in range(count)]
+    texts = [f"{start}{question}\n" for start, question in zip(starts, picked, strict=True)]
     return [{"prompt_token_ids": tokenizer(text)["input_ids"]} for text in texts]

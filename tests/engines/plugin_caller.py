@@ -29,7 +29,7 @@ def start(model: str) -> Any:
 
 def offline(model: str) -> dict[str, Any]:
     """Five kinds of requests; the samples of those that asked for log-probs."""
-    from vllm import SamplingParams
+    from vllm import SamplingParams, __version__
 
     llm = start(model)
     prompts = [{"prompt_token_ids": [*PREFIX, 20 + i]} for i in range(4)]
@@ -46,6 +46,7 @@ def offline(model: str) -> dict[str, Any]:
     unasked = llm.generate(prompts[:2], SamplingParams(max_tokens=4), use_tqdm=False)
     llm.llm_engine.engine_core.shutdown()
     return {
+        "version": __version__,
         "samples": [
             {
                 "prompt": output.prompt_token_ids,

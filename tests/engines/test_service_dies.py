@@ -1,0 +1,141 @@
+"""The service is killed under a serving engine: the engine's users notice nothing, nothing is lost.
+
+A real vLLM server with the plugin, a real service, kill -9. Requests go one by one with seeds of
+their own, so that the same request twice is the same computation.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugged_server import PluggedServer, plugged_server
+from service_process import ServiceProcess, free_port, running_service
+from waiting import eventually
+
+RUN = "plugged"
+REQUESTS, TOKENS = 24, 24
+BACK_S = 90.0  # the probe tries again after 30 s at most
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the engine's user got."""
+
+    samples: list[tuple[list[int], list[float]]]  # ids and log-probs, as in the JSON
+    seconds: list[float]
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens."""
+        return sum(len(ids) for ids, _ in self.samples)
+
+
+def _ask(server: PluggedServer, *, first_prompt_token: int) -> Answers:
+    """REQUESTS completions with log-probs; other prompts for another `first_prompt_token`."""
+    samples, seconds = [], []
+    for number in range(REQUESTS):
+        start = time.perf_counter()
+        answer = server.post(
+            "/v1/completions",
+            {
+                "prompt": [0, first_prompt_token, 20 + number], "seed": number, "logprobs": 0,
+                "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True,
+            },
+        )  # fmt: skip
+        seconds.append(time.perf_counter() - start)
+        (choice,) = answer["choices"]
+        samples.append((choice["token_ids"], choice["logprobs"]["token_logprobs"]))
+    return Answers(samples, seconds)
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A service, then none, then the same again; an engine that served all the time."""
+
+    before: Answers
+    during: Answers
+    again: Answers  # the requests of `before`, while there was no service
+    service: ServiceProcess  # the one that came back
+
+
+def _outage(model: Path, folder: Path, **settings: str) -> Iterator[Outage]:
+    port = free_port()
+    environment = {
+        "TWINSCOPE_VLLM": "1", "TWINSCOPE_RUN": RUN, "TWINSCOPE_URL": f"http://127.0.0.1:{port}",
+    }  # fmt: skip
+    with plugged_server(model, folder, environment={**environment, **settings}) as server:
+        with running_service(folder, port=port) as service:
+            before = _ask(server, first_prompt_token=10)
+            assert eventually(lambda: _waiting(service) == before.tokens, timeout_s=BACK_S)
+            service.process.kill()
+            service.process.wait()
+        again = _ask(server, first_prompt_token=10)
+        during = _ask(server, first_prompt_token=11)
+        with running_service(folder, port=port) as service:
+            yield Outage(before, during, again, service)
+
+
+@pytest.fixture(scope="module")
+def spooled(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outage]:
+    """With a spool."""
+    folder = tmp_path_factory.mktemp("spooled")
+    yield from _outage(tiny_llama, folder, TWINSCOPE_SPOOL_DIR=str(folder / "spool"))
+
+
+@pytest.fixture(scope="module")
+def cramped(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outage]:
+    """Without one, and with room for few samples in memory."""
+    folder = tmp_path_factory.mktemp("cramped")
+    yield from _outage(tiny_llama, folder, TWINSCOPE_BUFFER_BYTES="6000")
+
+
+def _run(service: ServiceProcess) -> dict[str, Any]:
+    """The run as the service has it; empty before its first data."""
+    runs = {run["run"]: run for run in service.get("/v1/runs")["runs"]}
+    return dict(runs.get(RUN, {}))
+
+
+def _waiting(service: ServiceProcess) -> int:
+    """Tokens that arrived; all of them wait for a trainer that this test has not."""
+    return int(_run(service).get("waiting_tokens", 0))
+
+
+def _losses(service: ServiceProcess) -> list[dict[str, Any]]:
+    """What the probe reported as lost, per report: the books' `dropped`."""
+    events = service.get(f"/v1/runs/{RUN}/events") if _run(service) else []
+    return [event["fields"]["dropped"] for event in events if event["kind"] == "probe_loss"]
+
+
+def test_answers_do_not_change_when_the_service_is_gone(spooled: Outage) -> None:
+    """Same seeds, same tokens, same log-probs, bit for bit; the ratio of the times is printed."""
+    before, gone = (statistics.median(a.seconds) for a in (spooled.before, spooled.again))
+    print(f"a request while the service is gone takes {gone / before:.3f} of its time before")
+
+    assert spooled.again.samples == spooled.before.samples
+
+
+def test_with_a_spool_everything_is_there_after_the_service_is_back(spooled: Outage) -> None:
+    """Every token of the outage, and of the time before it, once; no loss is reported."""
+    everything = spooled.before.tokens + spooled.again.tokens + spooled.during.tokens
+
+    assert eventually(lambda: _waiting(spooled.service) >= everything, timeout_s=BACK_S)
+    assert _waiting(spooled.service) == everything
+    assert _losses(spooled.service) == []
+
+
+def test_without_a_spool_losses_are_counted_by_reason(cramped: Outage) -> None:
+    """What did not fit into memory is reported as buffer_full: arrived and lost make everything."""
+    everything = cramped.before.tokens + cramped.again.tokens + cramped.during.tokens
+
+    assert cramped.again.samples == cramped.before.samples
+    assert eventually(lambda: _losses(cramped.service), timeout_s=BACK_S)
+    lost = _losses(cramped.service)[-1]
+    assert set(lost) == {"buffer_full"}
+    wanted = everything - lost["buffer_full"]["tokens"]
+    assert eventually(lambda: _waiting(cramped.service) == wanted, timeout_s=BACK_S)
