@@ -58,6 +58,15 @@ def test_a_frozen_engine_is_stale(healthy: Case) -> None:
     assert first.estimate["version_stuck"] is True
 
 
+def test_a_frozen_engine_that_is_restarted_is_judged_by_its_last_tooth(healthy: Case) -> None:
+    """k3 falls to the floor at step 10, loaded anew, and grows again from there."""
+    history = growing(dict.fromkeys(range(20), 0), lambda step: 1e-3 * 1.3 ** (step % 10))
+    first = diagnosed_with(disturbed(healthy.batch, 0.5), history)[0]
+
+    assert first.cause == "stale_weights"
+    assert "over the last 9 steps" in first.evidence
+
+
 def test_growth_under_advancing_versions_and_a_coarse_engine_may_be_rounding(
     healthy: Case,
 ) -> None:

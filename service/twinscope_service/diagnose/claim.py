@@ -28,6 +28,7 @@ class Claim:
     evidence: str
     estimate: Mapping[str, Any] = field(default_factory=dict)
     k3_after: float | None = None
+    typical: bool = False  # k3_after is what healthy pairs show, not computed from this step
     explains: float = 1.0  # share of the k3 above the floor that goes with the cause
     group: tuple[str, ...] = ()
     separator: str = ""

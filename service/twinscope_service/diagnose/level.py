@@ -9,6 +9,7 @@ from twinscope_service.diagnose.view import View
 # k3 at which half of the pairs of a class are faulty: above every healthy trace we have of it,
 # below the reported faults (bands of docs/diagnosis.md, our synthesis).
 HALF_WAY = {"dense": 6e-3, "moe": 1.5e-2, "quantized": 2e-2, "hybrid": 6e-2}
+COOLING = -0.6  # exponent of T in the healthy k3, from healthy pairs at T 0.5 to 1.6
 BASELINE_FACTOR = 3.0  # where the run has a healthy baseline: that many times its k3
 
 
@@ -42,9 +43,13 @@ def level_at(view: View, k3: float | None) -> float:
     return min(max(log(k3 / floor) / log(half_way / floor), 0.0), 3.0)
 
 
-def expected_floor(view: View) -> float:
-    """k3 that this pair would have without its fault: the run's own, else typical by precision."""
+def expected_floor(view: View, *, temperature: float = 1.0) -> float:
+    """k3 that this pair would have without its fault: the run's own, else typical by precision.
+
+    The typical one falls with the sampling temperature: the same noise on the logits is divided
+    by it, and colder laws are surer of their tokens.
+    """
     if view.history is not None and view.history.baseline is not None:
         return view.floor
     precise = "32" in str((view.context.train or {}).get("dtype", ""))
-    return 1.2e-3 if precise else 2e-3
+    return (1.1e-3 if precise else 2e-3) * temperature**COOLING

@@ -259,7 +259,7 @@ def _source_of_k3(view: View, claim: Claim) -> str:
     """Was k3_after computed from this step's numbers, or is it what healthy pairs show?"""
     if claim.k3_after is None:
         return ""
-    if claim.k3_after not in (view.floor, expected_floor(view)):
+    if not claim.typical and claim.k3_after not in (view.floor, expected_floor(view)):
         return "computed from this step"
     own = view.history is not None and view.history.baseline is not None
     return "this run's healthy level" if own else "typical of healthy pairs, not computed"

@@ -69,7 +69,8 @@ def temperature_not_restored(view: View) -> Claim | None:
             "sampled_by": fit.honest,
             "from": "logsumexp_T" if exact is not None else _from_pairs(view),
         },
-        k3_after=expected_floor(view) if exact is None else exact.k3,
+        k3_after=expected_floor(view, temperature=sampled) if exact is None else exact.k3,
+        typical=exact is None,
     )
 
 

@@ -8,6 +8,7 @@ from math import sqrt
 import numpy as np
 
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
+from twinscope_service.diagnose.context import StepPoint
 from twinscope_service.diagnose.level import level_at, level_strength
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import F64, PROFILE_COLUMNS
@@ -70,7 +71,7 @@ def _lag_claim(view: View, lag: F64, late: Mask, k3_fresh: float | None, strengt
 
 def _frozen_engine(view: View) -> Claim | None:
     """Healthy at first, then k3 grows with every step since: the engine no longer takes weights."""
-    points = [] if view.history is None else [p for p in view.history.points if p.k3]
+    points = [] if view.history is None else _since_reset(view.history.points)
     level = level_strength(view)
     if len(points) < 6 or level < 0.5:
         return None
@@ -99,6 +100,16 @@ def _frozen_engine(view: View) -> Claim | None:
         group=() if stuck else ("stale_weights", "update_lost_to_rounding"),
         separator="a checksum of the engine's weights before and after a sync",
     )
+
+
+def _since_reset(points: tuple[StepPoint, ...]) -> list[StepPoint]:
+    """The points since k3 last fell to less than half: a restart loads the weights anew.
+
+    A frozen engine that is restarted now and then gives a sawtooth; its last tooth is judged.
+    """
+    known = [p for p in points if p.k3]
+    falls = [i for i in range(1, len(known)) if (known[i].k3 or 0.0) < (known[i - 1].k3 or 0.0) / 2]
+    return known[falls[-1] :] if falls else known
 
 
 def _learned_direction(view: View) -> Claim | None:
@@ -216,7 +227,8 @@ def stale_prefix_cache(view: View) -> Claim | None:
     return Claim(
         cause="stale_prefix_cache",
         kind="tested",
-        strength=min(z / Z_EVIDENCE, gap / 0.3, 3.0),
+        # Under older weights prompts differ in how far they are off, cached or not.
+        strength=min(z / Z_EVIDENCE, gap / 0.3, 3.0) * (0.3 if _all_behind(view) else 1.0),
         evidence=(
             f"{int(hit.sum())} samples with cached prompt tokens have k3 "
             f"{view.k3_of(hit) or 0:.2g}, "
@@ -227,6 +239,13 @@ def stale_prefix_cache(view: View) -> Claim | None:
         explains=1.0 if k3_miss is None else explained(view, k3_miss),
         touched=None if hit.sum() > 0.9 * view.samples else hit,
     )
+
+
+def _all_behind(view: View) -> bool:
+    """Whether every sample is known to be made by older weights than those that score it."""
+    rollout, has_rollout = view.attribute("rollout_version")
+    train, has_train = view.attribute("train_version")
+    return bool((has_rollout & has_train & (train > rollout))[view.column("n") > 0].all())
 
 
 def mixed_weight_versions(view: View) -> Claim | None:
