@@ -87,7 +87,7 @@ class Settings(BaseSettings):
     alert_silences: list[dict[str, Any]] = Field(default_factory=list, description="When nobody is told: tables with runs, kinds and either start and end or daily; see docs/alerts.md (JSON in the environment).")
     alert_repeat_s: float = Field(default=4 * 3600.0, ge=60, description="A firing alert is told again after this time, seconds.")
     external_url: str = Field(default="", description="Address of this service in links of alerts. Unset: http://host:port.")
-    runbook_url: str = Field(default="https://github.com/twinscope/twinscope/blob/main/docs", min_length=1, description="Where the runbooks are, in links of alerts: the folder with runbooks/ and causes/.")
+    runbook_url: str = Field(default="", description="Where the runbooks are, in links of alerts: a copy of docs/ with runbooks/ and causes/. Unset: the service's own pages.")
     # fmt: on
 
     @field_validator("clip")

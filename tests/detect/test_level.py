@@ -178,7 +178,9 @@ def test_a_spike_that_goes_on_says_that_it_is_a_shift_now() -> None:
     spike = of(findings, "spike", "resolved")[0]
     shift = next(f for f in findings if f.kind == "level_shift")
     assert spike.step == shift.step
-    assert spike.message == "rollout_train_kl: the spike of step 100 goes on as a level shift"
+    assert spike.message == (
+        "rollout_train_kl: the spike of step 100 goes on as a level shift (step 101)"
+    )
 
 
 def test_a_shift_that_goes_on_rising_is_news_of_the_same_alert() -> None:
@@ -197,7 +199,7 @@ def test_a_pair_of_wild_batches_is_provisional_and_withdrawn() -> None:
     values[100:102] *= 20
     findings = [f for f in watch(values)[1] if f.kind == "level_shift"]
     assert [f.state for f in findings] == ["provisional", "resolved"]
-    assert findings[-1].message.endswith("the level shift of step 100 was not confirmed")
+    assert findings[-1].message.endswith("level shift of step 100 was not confirmed (step 112)")
 
 
 def test_alarms_do_not_depend_on_the_unit() -> None:

@@ -145,18 +145,16 @@ class _Apprise:
         self._service, self._letterhead = service, letterhead
 
     def __call__(self, group: Sequence[Noticed], delivery: str, now: float) -> None:
-        head, kinds = self._letterhead, {"resolved": "success", "provisional": "info"}
-        for news in group:
-            found = payload.links(
-                news, external_url=head.external_url, runbook_url=head.runbook_url
-            )
-            done = self._service.notify(
-                title=text.title(news),
-                body=text.body(news, links=found),
-                notify_type=kinds.get(news["state"], "warning"),
-            )
-            if not done:
-                raise Undelivered("the service did not take it; apprise's log says why")
+        head = self._letterhead
+        found = [
+            payload.links(news, external_url=head.external_url, runbook_url=head.runbook_url)
+            for news in group
+        ]
+        title, body = text.digest(group, found)
+        states = {news["state"] for news in group}
+        kind = "warning" if "firing" in states else "info" if "provisional" in states else "success"
+        if not self._service.notify(title=title, body=body, notify_type=kind):
+            raise Undelivered("the service did not take it; apprise's log says why")
 
     def close(self) -> None:
         """It holds no connection."""

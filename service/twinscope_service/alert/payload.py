@@ -36,13 +36,20 @@ def fingerprint(found: Mapping[str, str]) -> str:
 def links(news: Noticed, *, external_url: str, runbook_url: str) -> dict[str, str]:
     """Where to look: the pages of the run and the step, the runbook."""
     run, step = quote(news["run"], safe=""), news["alert"]["step"]
-    cause = text.likely_cause(news)
-    page = (cause or {}).get("runbook") or f"runbooks/{news['kind']}.md"
     return {
         "Run": f"{external_url}/#/runs/{run}",
         "Step": f"{external_url}/#/runs/{run}/steps/{step}",
-        "Runbook": f"{runbook_url}/{page}",
+        "Runbook": _runbook(news, external_url=external_url, runbook_url=runbook_url),
     }
+
+
+def _runbook(news: Noticed, *, external_url: str, runbook_url: str) -> str:
+    """The page about the likely cause, else about the kind: the service's own, or a copy's."""
+    cause = (text.likely_cause(news) or {}).get("runbook")  # causes/NAME.md
+    if runbook_url:
+        return f"{runbook_url}/{cause or 'runbooks/' + news['kind'] + '.md'}"
+    page = str(cause).removeprefix("causes/").removesuffix(".md") if cause else None
+    return f"{external_url}/#/runbooks/{page or 'alerts/' + news['kind']}"
 
 
 def annotate(news: Noticed, found: Mapping[str, str]) -> dict[str, str]:

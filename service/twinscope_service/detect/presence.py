@@ -117,7 +117,8 @@ def _silence(
             message = _missing(what, options.silence_steps, begun)
             findings.append(_finding("silence", "firing", what, seen.step, begun, message))
         elif not absent and before >= options.silence_steps:
-            message = f"{what} is back at step {seen.step}, missing since step {begun}"
+            name = "the measurement" if what == "k3" else f"the {what} side"
+            message = f"{name} is back at step {seen.step}, missing since step {begun}"
             findings.append(_finding("silence", "resolved", what, seen.step, begun, message))
     return counts, since, findings
 

@@ -33,7 +33,8 @@ def describe(finding: Finding, *, over: str = "", relative: bool = False) -> str
     """The line. `over`: how it ended; `relative`: levels are in units of the median group."""
     name, since = series_words(finding.series), finding.onset_step
     if finding.state == "resolved":
-        return f"{name}: the {finding.kind.replace('_', ' ')} of step {since} {over}"
+        kind = finding.kind.replace("_", " ")
+        return f"{name}: the {kind} of step {since} {over} (step {finding.step})"
     times = "" if finding.ratio is None else f" (x{finding.ratio:.3g})"
     unit = " times the median of all" if relative else ""
     change = f"{finding.before:.3g} to {finding.after:.3g}{unit}{times}"

@@ -117,29 +117,52 @@ def _tell(
     states = {member["state"] for member in live}
     state = "firing" if "firing" in states else "provisional" if states else "resolved"
     resolved_at = at if state == "resolved" else None
-    changed = state != row["state"]
-    if not changed and not any(member["at"] == at and member["state"] == state for member in live):
-        return  # a second series of a trouble that is known ended: no news
-    leader = (live or members)[0]
-    series = [member["series"] for member in live or members]
-    news = _news(row, leader, state=state, series=series, resolved_at=resolved_at)
+    shown = sorted(live or members, key=_rank)
+    news = _news(row, shown, state=state, resolved_at=resolved_at)
     news["diagnosis"] = [dict(cause) for cause in diagnosis[:3]]
+    told = _is_news(json.loads(row["news"]), news, shown, at=at)
     db.execute(
         "UPDATE notices SET state = ?, resolved_at = ?, told_at = ?, news = ? WHERE id = ?",
-        (state, resolved_at, at, json.dumps(news), notice),
+        (state, resolved_at, at if told else row["told_at"], json.dumps(news), notice),
     )
-    queue(db, notice, row["run"], news, targets=targets, at=at)
+    if told:
+        queue(db, notice, row["run"], news, targets=targets, at=at)
+
+
+_ALSO = ("series", "before", "after", "ratio")
+# Who speaks first: the side that is missing, then the mismatch itself, then what moves with it.
+LEADERS = ("rollout", "train", "k3", "abs_p99", "abs_p50", "rho_excess")
+
+
+def _rank(member: sqlite3.Row) -> tuple[int, int]:
+    """By LEADERS; the others in the order of their beginning."""
+    series = member["series"]
+    return (LEADERS.index(series) if series in LEADERS else len(LEADERS), int(member["id"]))
+
+
+def _is_news(
+    last: Mapping[str, Any], news: Mapping[str, Any], shown: Sequence[sqlite3.Row], *, at: float
+) -> bool:
+    """Is it worth waking somebody again? Yes: another state, a further shift of a series that was
+    firing, the mismatch itself joins. No: one more series of the same trouble begins or ends."""
+    if news["state"] != last.get("state"):
+        return True
+    if news["series"][0] == "k3" != last["series"][0]:
+        return True
+    return any(
+        member["at"] == at and member["state"] == "firing" and member["series"] in last["firing"]
+        for member in shown
+    )
 
 
 def _news(
     row: sqlite3.Row,
-    leader: sqlite3.Row,
+    shown: Sequence[sqlite3.Row],
     *,
     state: str,
-    series: list[str],
     resolved_at: float | None,
 ) -> dict[str, Any]:
-    """The snapshot that is sent, whenever it is sent."""
+    """The snapshot that is sent, whenever it is sent. `shown`: the alerts of it, leader first."""
     return {
         "notice": row["id"],
         "run": row["run"],
@@ -149,8 +172,10 @@ def _news(
         "started_at": row["started_at"],
         "resolved_at": resolved_at,
         "reminder": False,
-        "series": series,
-        "alert": alert_view(leader).as_json(),
+        "series": [member["series"] for member in shown],
+        "firing": [member["series"] for member in shown if member["state"] == "firing"],
+        "also": [{name: member[name] for name in _ALSO} for member in shown[1:]],
+        "alert": alert_view(shown[0]).as_json(),
         "diagnosis": [],
     }
 
