@@ -123,6 +123,12 @@ def test_the_same_fault_arrives_through_prometheus_and_alertmanager(
 
         receiver.wait_for(lambda: arrived("prometheus"))
         receiver.wait_for(lambda: arrived("service"))
+        alerts = [a for d in list(receiver.accepted) for a in d.document["alerts"]]
+        for found in alerts:
+            host, _, page = found["annotations"]["runbook_url"].partition("/#/runbooks/")
+            assert "job" not in found["labels"] or host == service.url
+            file = page if page.startswith("alerts/") else f"causes/{page}"
+            assert service.get(f"/runbooks/{file}.md").text.startswith("# ")
     body = receiver.accepted[0].document
     assert body["version"] == "4"
     assert body["groupLabels"] == {"run": "grpo"}
@@ -153,7 +159,8 @@ def run_prometheus(binary: str, folder: Path, service: str, manager: str) -> Ite
     config = folder / "prometheus.yml"
     hosts = {name: url.removeprefix("http://") for name, url in (("s", service), ("m", manager))}
     config.write_text(
-        "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+        "global: {scrape_interval: 1s, evaluation_interval: 1s,"
+        f" external_labels: {{twinscope_url: '{service}'}}}}\n"
         f"rule_files: ['{RULES}']\n"
         f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{hosts['m']}']}}]}}]}}\n"
         "scrape_configs:\n"

@@ -37,8 +37,34 @@ def test_several_series_of_one_trouble_are_one_notice(desk: Desk) -> None:
     desk.say(alert("resolved", series="abs_p50"))
     desk.say(alert("resolved", series="abs_p99"))
     states = [(state, names) for _, _, state, names in told(Outbox(desk.store, ["ops"]))]
-    assert states[0] == ("firing", list(series))
+    assert states[0] == ("firing", ["k3", "abs_p99", "abs_p50"])
     assert [state for state, _ in states] == ["firing", "resolved"]
+
+
+def test_the_mismatch_itself_speaks_for_what_moves_with_it(desk: Desk) -> None:
+    """Whatever moved first: k3 leads as soon as it fires, the others are quoted beside it."""
+    desk.say(alert(series="zero_train_share", ratio=5.0))
+    desk.say(alert(series="k3"))
+    first, second = (row.news for row in Outbox(desk.store, ["ops"]).due("ops"))
+    assert (first["alert"]["series"], first["also"]) == ("zero_train_share", [])
+    assert second["alert"]["series"] == "k3"
+    assert [(one["series"], one["ratio"]) for one in second["also"]] == [("zero_train_share", 5.0)]
+
+
+def test_one_more_series_of_a_trouble_that_was_told_wakes_nobody(desk: Desk) -> None:
+    """It is in the next reminder. A further shift of what was firing is news."""
+    desk.say(alert(series="k3"))
+    desk.say(alert(series="abs_p50"))
+    desk.say(alert("resolved", series="abs_p50"))
+    desk.say(alert(series="zero_train_share"))
+    outbox = Outbox(desk.store, ["ops"])
+    assert len(outbox.due("ops")) == 1
+    desk.say(alert(series="k3", after=8e-3, ratio=80.0))
+    assert [row.news["alert"]["ratio"] for row in outbox.due("ops")] == [20.0, 80.0]
+    settle_all(outbox, desk.clock.time())
+    desk.clock.advance(3600.0)
+    outbox.remind(now=desk.clock.time(), repeat_s=3600.0, muted=lambda news: False)
+    assert outbox.due("ops")[0].news["series"] == ["k3", "zero_train_share"]
 
 
 def test_a_cause_that_is_found_later_does_not_make_a_second_notice(desk: Desk) -> None:

@@ -64,7 +64,8 @@ def test_a_webhook_gets_the_alertmanager_shape_with_our_block_and_a_valid_signat
     assert "k3 shifted at step 100" in text
     assert "Likely cause: temperature_not_restored (93%)" in text
     assert "Do: divide the logits" in text
-    assert one["annotations"]["runbook_url"].endswith("causes/temperature_not_restored.md")
+    runbook = "http://ts/#/runbooks/temperature_not_restored"
+    assert one["annotations"]["runbook_url"] == one["twinscope"]["links"]["runbook"] == runbook
     assert got.headers["Authorization"] == "Bearer t"
     stamp, signature = got.headers["X-TwinScope-Timestamp"], got.headers["X-TwinScope-Signature"]
     now = desk.clock.time()
@@ -260,7 +261,8 @@ def test_apprise_reaches_its_services_with_title_and_text(desk: Desk) -> None:
         receiver.wait_for(lambda: len(receiver.accepted) == 1)
         senders.close()
     document = json.loads(receiver.accepted[0].body)
-    assert document["title"] == "[firing] r: rollout and trainer differ more than before"
+    headline = "rollout and trainer differ more than before, x20 since step 100"
+    assert document["title"] == f"[firing] r: {headline}"
     assert "k3 shifted at step 100" in document["message"]
 
 
