@@ -52,18 +52,17 @@ def tool(name: str) -> str:
     return found
 
 
-def run(command: list[str], folder: Path, log: str) -> str:
-    """Run a tool, keep its output in `log`, stop with its last lines when it fails."""
+def run(command: list[str], folder: Path, log: str) -> None:
+    """Run a tool, its output goes to `log` as it comes; stop with its last lines when it fails."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.setdefault("YOWASP_CACHE_DIR", str(ROOT.parent / ".cache" / "yowasp"))
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    text = done.stdout + done.stderr
-    (folder / log).write_text(text)
+    with (folder / log).open("w") as file:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False
+        )
     if done.returncode:
-        raise SystemExit(f"{command[0]} failed:\n" + "\n".join(text.splitlines()[-15:]))
-    return text
+        last = (folder / log).read_text().splitlines()[-15:]
+        raise SystemExit(f"{command[0]} failed:\n" + "\n".join(last))
 
 
 def write_verilog(lanes: int, folder: Path) -> Path:
