@@ -203,6 +203,22 @@ def test_disagreement_that_falls_less_steeply_than_before_is_no_rotary_fault(hea
     assert rope_mismatch(view) is None
 
 
+def test_cached_prompts_are_not_blamed_for_what_older_weights_made(healthy: Case) -> None:
+    """Prompts differ in how far old weights are off, and the cached ones are other prompts."""
+    batch = apply(FAULTS["stale_prefix_cache"], healthy.batch, seed=5)
+    versions = {
+        name: np.full(batch.samples, version, np.int64)
+        for name, version in (("rollout_version", 3), ("train_version", 4))
+    }
+    behind = replace(batch, tensors={**batch.tensors, **versions})
+
+    (now,) = (c for c in diagnosed_with(batch) if c.cause == "stale_prefix_cache")
+    then = [c for c in diagnosed_with(behind) if c.cause == "stale_prefix_cache"]
+    assert now.confidence > 0.9
+    assert all(c.confidence < 0.5 for c in then)
+    assert diagnosed_with(behind)[0].cause == "stale_weights"
+
+
 def test_a_declared_quantisation_explains_a_raised_level(healthy: Case) -> None:
     """The same numbers without the fingerprint are a set of weights and numerics."""
     batch = apply(FAULTS["quantized_rollout"], healthy.batch, seed=5)
