@@ -90,6 +90,19 @@ def test_a_token_counts_if_both_masks_let_it() -> None:
     assert coverage == {"received": 2 * n, "counted": 2 * n - 3}
 
 
+def test_what_rounding_puts_above_zero_is_a_certain_token_and_no_marker() -> None:
+    """Up to 1e-5 nats: read as 0 on either side; beyond it stays what it is, for all to see."""
+    p = np.array([3e-7, -0.5, 1.2e-5, 1.0, -2.0], np.float32)
+    q = np.array([-1e-4, 1e-5, -0.1, -0.1, -2.0], np.float32)
+    arrays = {"offsets": np.array([0, 5]), "rollout_logprobs": q, "train_logprobs": p}
+    (block,) = paired_blocks(Batch("r", "paired", 0, arrays), block_tokens=100)
+
+    expected_p = np.array([0.0, -0.5, 1.2e-5, 1.0, -2.0], np.float32)
+    np.testing.assert_array_equal(block.train_logprobs, expected_p)
+    np.testing.assert_array_equal(block.rollout_logprobs, np.minimum(q, 0.0))
+    assert p[0] > 0.0  # the batch itself is not written to
+
+
 def test_side_information_goes_with_its_sample() -> None:
     """Per-token, per-sample and per-prompt values of either side, in the order of the pairs."""
     samples = [s for s in make_samples(4, 12) if len(s.ids) > 2][:4]

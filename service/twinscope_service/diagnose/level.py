@@ -52,4 +52,4 @@ def expected_floor(view: View, *, temperature: float = 1.0) -> float:
     if view.history is not None and view.history.baseline is not None:
         return view.floor
     precise = "32" in str((view.context.train or {}).get("dtype", ""))
-    return (1.1e-3 if precise else 2e-3) * temperature**COOLING
+    return (1.1e-3 if precise else 2e-3) * float(temperature**COOLING)

@@ -18,6 +18,8 @@ from twinscope_service.join.records import LOGPROBS, Load, Pair, PairSide, Part
 from twinscope_service.measure.records import PairBlock
 
 KEYS = ("offsets", "prompt_offsets", "mask", "ids_digest", *LOGPROBS.values())
+# nats; logit − logsumexp of a certain token in float32: logits up to 128 are 7.6e-6 apart and less
+ROUNDING = 1e-5
 CARRIED = tuple(name for name in TENSOR_BY_NAME if name not in KEYS)  # passed on as they are
 
 
@@ -148,9 +150,9 @@ def _block(pairs: list[Pair], shape: Shape, load: Load) -> PairBlock:
         carried["prompt_offsets"] = _prompt_offsets(parts[dict(shape.tensors)["prompt_ids"]], load)
     return PairBlock(
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        rollout_logprobs=_collect(LOGPROBS["rollout"], parts["rollout"], load),
-        train_logprobs=_collect(LOGPROBS["train"], parts["train"], load),
-        ref_logprobs=_collect(LOGPROBS["ref"], parts["ref"], load) if shape.with_ref else None,
+        rollout_logprobs=_log_probs("rollout", parts, load),
+        train_logprobs=_log_probs("train", parts, load),
+        ref_logprobs=_log_probs("ref", parts, load) if shape.with_ref else None,
         sample_keys=np.frombuffer(b"".join(pair.key for pair in pairs), np.uint8).reshape(-1, 16),
         sample_ids=tuple(pair.sample_id for pair in pairs) if pairs[0].sample_id else None,
         mask=_mask(parts, load) if shape.masked else None,
@@ -170,6 +172,17 @@ def _runs(parts: Sequence[Part]) -> Iterator[tuple[int, int, int]]:
     ):
         run = [part for _, part in members]
         yield batch, run[0].index, run[-1].index + 1
+
+
+def _log_probs(
+    side: PairSide, parts: Mapping[PairSide, Sequence[Part]], load: Load
+) -> NDArray[np.float32]:
+    """One side's log-probs, those that rounding put above 0 at 0: a certain token, no marker."""
+    values: NDArray[np.float32] = _collect(LOGPROBS[side], parts[side], load)
+    above = values > 0.0
+    if not above.any():
+        return values
+    return np.where(above & (values <= ROUNDING), np.float32(0.0), values)
 
 
 def _collect(name: str, parts: Sequence[Part], load: Load) -> NDArray[Any]:
