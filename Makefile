@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.
 PORT   ?= 8321
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-browser pictures dashboards engines-env test-engines test-rtl lint type format docs bench ci clean rtl-env syn
+.PHONY: help setup setup-dev demo serve test test-hosts test-browser pictures dashboards engines-env test-engines test-rtl lint type format docs bench ci clean rtl-env syn
 
 help:  ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -37,6 +37,14 @@ serve: $(VENV)/.service  ## run the service on PORT
 
 test: $(VENV)/.dev  ## the default suite
 	$(BIN)/python -m pytest -m "not engines and not rtl and not browser"
+
+WHEELS := .cache/wheels
+$(WHEELS)/.ready: tests/probes/hosts/fetch_wheels.sh
+	@echo "fetching the released wheels of the trainers and SGLang (once, half a minute)"
+	PYTHON=$(PYTHON) tests/probes/hosts/fetch_wheels.sh $(WHEELS)
+
+test-hosts: $(VENV)/.dev $(WHEELS)/.ready  ## hooks and readers against the released code of verl, SkyRL, SGLang ...
+	TWINSCOPE_WHEELS=$(WHEELS) $(BIN)/python -m pytest tests/probes/hosts
 
 .venv-engines/.ready: tests/engines/setup.sh tests/engines/constraints.txt tests/engines/requirements.py
 	@echo "installing vLLM (CPU), transformers and the probes into .venv-engines (once, some minutes)"
@@ -84,4 +92,4 @@ bench: $(VENV)/.dev  ## the performance tables
 	$(BIN)/twinscope bench measure
 
 clean:  ## remove environments and caches
-	rm -rf $(VENV) .venv-engines .venv-rtl .mypy_cache .ruff_cache .pytest_cache dist build
+	rm -rf $(VENV) $(WHEELS) .venv-engines .venv-rtl .mypy_cache .ruff_cache .pytest_cache dist build

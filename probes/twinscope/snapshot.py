@@ -270,7 +270,7 @@ class Copier:
                 return self._tensor(field, torch.stack(rows))
             try:
                 lengths = list(map(torch.Tensor.numel, rows))
-                if rows[0].ndim > 1 or not lengths[0] and len({row.ndim for row in rows}) > 1:
+                if rows[0].ndim > 1 or (not lengths[0] and len({row.ndim for row in rows}) > 1):
                     return self._mixed(field, rows)  # torch overlooks empty ones
                 flat = self._joined(field, rows, sum(lengths))
             except (TypeError, RuntimeError):  # of several devices, or not tensors

@@ -1,7 +1,7 @@
 """Released code of frameworks that cannot be installed here: unpacked wheels, parts of them run.
 
-`fetch_wheels.sh` beside tests/probes/hosts downloads and unpacks them; TWINSCOPE_WHEELS names the
-folder. A part is imported under its real name, with empty packages above it, so that the heavy
+`make test-hosts` downloads and unpacks them (fetch_wheels.sh), and names the folder in
+TWINSCOPE_WHEELS: then a wheel that is missing fails the test instead of skipping it. A part is imported under its real name, with empty packages above it, so that the heavy
 `__init__` files of the framework do not run.
 """
 
@@ -20,14 +20,15 @@ from typing import Any
 import pytest
 
 # Read once: tests of the probes run without any TWINSCOPE_* variable.
-WHEELS = Path(os.environ.get("TWINSCOPE_WHEELS", "tests/probes/hosts/wheels"))
+ASKED = os.environ.get("TWINSCOPE_WHEELS")
+WHEELS = Path(ASKED or ".cache/wheels")
 
 
 def unpacked(package: str) -> Path:
-    """The package's folder in an unpacked wheel; skips the test where there is none."""
+    """The package's folder in an unpacked wheel; skips, or fails, the test where there is none."""
     found = [path.parent for path in WHEELS.glob(f"**/{package}/__init__.py")]
     if not found:
-        pytest.skip(f"no wheel of {package}: run tests/probes/hosts/fetch_wheels.sh")
+        (pytest.fail if ASKED else pytest.skip)(f"no wheel of {package}: run make test-hosts")
     return min(found, key=lambda path: len(path.parts))
 
 
