@@ -76,8 +76,9 @@ def test_a_fault_that_begins_inside_the_burn_in_is_reported_when_it_ends() -> No
     """A real run that went wrong at step 10: the twentieth value brings the shift, onset exact."""
     _, findings = watch(NO_SYNC_FROM_10)
 
-    shift = of(findings, "level_shift")[0]
+    shift, *news = of(findings, "level_shift")
     assert (shift.step, shift.onset_step) == (19, 10)
+    assert [n.onset_step for n in news] == [10] * len(news)
     assert shift.before == pytest.approx(4.0e-4, rel=0.02)
     assert shift.ratio is not None
     assert shift.ratio > 100
@@ -184,13 +185,13 @@ def test_a_spike_that_goes_on_says_that_it_is_a_shift_now() -> None:
 
 
 def test_a_shift_that_goes_on_rising_is_news_of_the_same_alert() -> None:
-    """The level before stays that of the healthy run."""
+    """The level before stays that of the healthy run, and the onset is when it was left."""
     values = healthy(200, seed=3)
     values[80:] *= 3
     values[140:] *= 3
     shifts = of(watch(values)[1], "level_shift")
     assert [round(f.ratio or 0) for f in shifts] == [3, 9]
-    assert [f.onset_step for f in shifts] == [80, 140]
+    assert [f.onset_step for f in shifts] == [80, 80]
 
 
 def test_a_pair_of_wild_batches_is_provisional_and_withdrawn() -> None:

@@ -215,7 +215,7 @@ class _Work:
             return True
         if self.growth is not None and direction > 0.0:
             return True  # part of a rise that is already reported
-        if known is not None and known.state == "provisional":
+        if known is not None:  # also of a shift that goes on: the level before is the first one's
             onset_step = min(onset_step, known.onset_step)
         self.shift = Excursion("firing", int(x[k.COUNT]), onset_step, before, after, spread)
         self._report("level_shift", "firing", self.shift, confidence=confidence, evidence=evidence)
