@@ -23,6 +23,7 @@ RAISED_FROM, RAISED_TO = 0.4, 0.5  # levels between which the one goes over into
 # before looking: where something is wrong for sure, the question is only which of the two.
 ROTARY_SLOPES, WEIGHT_SLOPES = (0.10, 0.035), (-0.03, 0.045)
 WEIGHTS_TO_ROTARY = 4.0
+ENOUGH_SAMPLES = 16  # a clustered error over fewer is not to be weighed with
 OF_TOKENS = 0.06  # share of Var Δ by token id that only an embedding or head gives
 SLOPE = 0.06  # least growth of ln r per unit of ln(1 + t) that a rotary fault shows
 NOT_SEPARABLE = (
@@ -37,10 +38,11 @@ def rope_mismatch(view: View) -> Claim | None:
     """Disagreement grows with position inside the samples: rotary angles differ."""
     slope, level = position_slope(view), level_strength(view)
     excess = slope.value - max(_baseline_slope(view), 0.0)  # a falling one is no growth
-    raised = min(max((level - RAISED_FROM) / (RAISED_TO - RAISED_FROM), 0.0), 1.0)
+    enough = view.samples >= ENOUGH_SAMPLES
+    raised = min(max((level - RAISED_FROM) / (RAISED_TO - RAISED_FROM), 0.0), float(enough))
     z_needed = Z_EVIDENCE + raised * (Z_RAISED - Z_EVIDENCE)
     strength = min(excess / SLOPE, excess / max(slope.se, 1e-9) / z_needed, 3.0)
-    if level >= 1.0:
+    if level >= 1.0 and enough:
         strength = max(strength, _rotary_rather_than_weights(excess, slope.se))
     prints = _differences(view, ("rope_theta", "rope_scaling", "rope_parameters"))
     if prints and level > 0.3:

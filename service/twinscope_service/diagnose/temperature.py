@@ -16,6 +16,7 @@ from twinscope_service.measure.records import BOUND_TEMPERATURES
 
 Z_EVIDENCE = 5.0
 FAR_FROM_ONE = 0.2  # |ln ratio| beyond which the other side's identity must break clearly
+MANY_SAMPLES = 25  # from here on
 PRIOR_TOKENS = 10.0  # weight of the pooled mean of ρ in a sample's own
 TWO_SIDED = 0.25  # least share of tokens with q < p that a temperature above 1 has
 NODES = 6  # log-sum-exp nodes used around the smallest k3
@@ -50,8 +51,10 @@ def fit_temperature(view: View) -> TemperatureFit | None:
     if fit is None:
         return None
     violated = view.inverse_excess.z if fit.honest == "rollout" else view.rho_excess.z
-    # a temperature far from 1 breaks the other side's identity by many standard errors
-    least = 5.0 if abs(log(fit.ratio)) > FAR_FROM_ONE else 3.0
+    # a temperature far from 1 breaks the other side's identity by many standard errors, but where
+    # few tokens carry most of it, not by more than the root of the number of samples
+    far = abs(log(fit.ratio)) > FAR_FROM_ONE and view.samples >= MANY_SAMPLES
+    least = 5.0 if far else 3.0
     return fit if violated > least else None
 
 

@@ -227,6 +227,13 @@ class View:
         return self.column("lr") / np.maximum(self.column("n"), 1.0)
 
     @cached_property
+    def rms_level(self) -> F64:
+        """[S] ½ ln of mean Δ² per unit of uncertainty: a few loud tokens are enough to show."""
+        scale = np.maximum(self.column("one_minus_eq"), 1e-9)
+        level: F64 = 0.5 * np.log(np.maximum(self.column("d2") / scale, 1e-12))
+        return level
+
+    @cached_property
     def floor(self) -> float:
         """k3 that a healthy step of this run would have: the baseline's, else a typical 1.5e-3."""
         baseline = None if self.history is None else self.history.baseline

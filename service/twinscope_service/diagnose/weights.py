@@ -312,7 +312,7 @@ def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None
     rows = known & np.isin(names, odd)
     rest = known & ~rows
     gap, z = max(
-        (compare(measure, rows, rest) for measure in (level, _rms_level(view))), key=lambda c: c[1]
+        (compare(measure, rows, rest) for measure in (level, view.rms_level)), key=lambda c: c[1]
     )
     least = 0.4 if level_at(view, view.k3_of(rest)) < 1.0 else 0.25  # other faults blur it
     if z < Z_EVIDENCE or gap < least or level_at(view, view.k3_of(rows)) < RAISED:
@@ -335,7 +335,9 @@ def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None
 
 def unlabelled_part(view: View, loud: Mask) -> Claim:
     """A clearly louder part of the samples that nothing but other weights explains; no label."""
-    gap, z = compare(view.noise_level, loud, ~loud & (view.column("n") > 0))
+    rest = ~loud & (view.column("n") > 0)
+    gap, z = max((compare(x, loud, rest) for x in (view.noise_level, view.rms_level)),
+                 key=lambda found: found[1])  # fmt: skip
     k3_rest = view.k3_of(~loud)
     return Claim(
         cause="mixed_weight_versions",
@@ -353,13 +355,6 @@ def unlabelled_part(view: View, loud: Mask) -> Claim:
         separator="an engine or replica label, versions and cached_tokens per sample",
         touched=loud,
     )
-
-
-def _rms_level(view: View) -> F64:
-    """[S] ½ ln of mean Δ² per unit of uncertainty: sees few loud tokens, the mean of ln r many."""
-    scale = np.maximum(view.column("one_minus_eq"), 1e-9)
-    level: F64 = 0.5 * np.log(np.maximum(view.column("d2") / scale, 1e-12))
-    return level
 
 
 def _odd_prefix(view: View, names: F64, known: Mask, order: list[str]) -> tuple[str, ...]:
