@@ -23,6 +23,13 @@ class PluggedServer:
     """A server that answered /health."""
 
     url: str
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the front end so far, where the plugin is; the engine has its own process."""
+        text = Path(f"/proc/{self.pid}/stat").read_text()
+        user, system = text.rsplit(")", 1)[1].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON answer."""
@@ -64,6 +71,6 @@ def plugged_server(
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_up(f"{url}/health", process, log=log, seconds=START_SECONDS)
-        yield PluggedServer(url)
+        yield PluggedServer(url, process.pid)
     finally:
         stop(process)
