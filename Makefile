@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.
 PORT   ?= 8321
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-hosts test-browser pictures dashboards engines-env test-engines test-rtl lint type format docs bench ci clean rtl-env syn
+.PHONY: help setup setup-dev demo serve test test-hosts test-browser page-speed pictures image test-image dashboards engines-env test-engines test-rtl lint type format docs bench ci clean rtl-env syn
 
 help:  ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ test-engines: $(VENV)/.dev .venv-engines/.ready  ## real vLLM through probes, HT
 test-browser: $(VENV)/.dev  ## the page in a real Chromium (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest -m browser tests/page
 
+page-speed: $(VENV)/.dev  ## how long each view takes from a cold start, in a real Chromium
+	PYTHONPATH=tests/support $(BIN)/python tests/page/measure_views.py
+
 pictures: $(VENV)/.dev  ## take the pictures of docs/pictures again
 	PYTHONPATH=tests/support $(BIN)/python tests/page/take_pictures.py docs/pictures
 
@@ -73,6 +76,12 @@ test-rtl: $(VENV)/.dev rtl-env  ## the FPGA engine: simulation, benches, proofs,
 
 syn: rtl-env  ## place and route 1, 2, 4 and 8 lanes for an ECP5-85F
 	$(MAKE) -C fpga_backend syn
+
+image:  ## build the container image (BASE=IMAGE: with Python 3.11 from your own registry)
+	docker build $(if $(BASE),--build-arg BASE=$(BASE)) -t twinscope:0.1.0 .
+
+test-image: $(VENV)/.dev  ## build the image, run it as compose does, use it, restart it (docker, as root)
+	$(BIN)/python -m pytest -m image tests/deploy
 
 lint: $(VENV)/.dev  ## ruff, formatting included
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -10,8 +11,10 @@ import pytest
 from looking import HEALTHY, HOSTILE, LABEL, LONG, NOTE, ONSET, Visit, watch
 from service_process import ServiceProcess, running_service
 
+from twinscope_dashboards import web
+
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 pytestmark = pytest.mark.browser
 
@@ -153,6 +156,47 @@ def test_five_thousand_steps_are_thinned_and_zoom_to_the_exact_ones(visit: Visit
         "() => document.querySelector('.plot').data.find(t => t.name === 'rollout_train_kl').x"
     )
     assert set(range(ONSET - 20, ONSET + 21)) <= set(line)
+
+
+def test_the_plotting_library_does_not_wait_for_the_data(visit: Visit) -> None:
+    """It is the larger half of a cold start: the timeline is held back until it was asked for."""
+    page = visit.page
+
+    def hold(route: Route) -> None:
+        if not asked:
+            held.append(route)
+        else:
+            route.continue_()
+
+    def ask(route: Route) -> None:
+        asked.append(route.request.url)
+        route.continue_()
+        while held:
+            held.pop().continue_()
+
+    held: list[Route] = []
+    asked: list[str] = []
+    page.route(re.compile(r"/timeline\?"), hold)
+    page.route("**/plotly.min.js", ask)
+    visit.open("#/runs/long")
+    visit.see_all()
+
+    assert len(asked) == 1
+
+
+def test_every_module_of_the_page_is_announced_at_once() -> None:
+    """What main.js leads to is in index.html, so that no module waits for another to be read."""
+    folder = web()
+    announced = set(
+        re.findall(r'"modulepreload" href="(\w+\.js)"', (folder / "index.html").read_text())
+    )
+    reached, ahead = set(), ["main.js"]
+    while ahead:
+        found = re.findall(r'from "\./(\w+\.js)"', (folder / ahead.pop()).read_text())
+        ahead += [name for name in found if name not in reached]
+        reached |= set(found)
+
+    assert announced == reached
 
 
 def test_a_sample_of_32000_tokens_is_windowed(visit: Visit) -> None:

@@ -12,6 +12,7 @@ import { showCalls } from "./calls.js";
 import { showCompare } from "./compare.js";
 import { showHealth } from "./health.js";
 import { render } from "./markdown.js";
+import { plotly } from "./plots.js";
 import { runStamp, showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { showStep, stepStamp } from "./step.js";
@@ -24,16 +25,19 @@ let shownAt = null; // the address that `shown` answers
 const pressed = []; // keys that wait for the view they belong to
 let turn = 0; // a view that arrives after another one was asked for is dropped
 
-/** From the address to {section, show(), stamp()}; stamp tells cheaply whether anything is new. */
+/**
+ * From the address to {section, show(), stamp(), plots}; stamp tells cheaply whether anything is
+ * new; `plots`: the view has some, so their library loads while its data are on the way.
+ */
 function route() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const parts = path.split("/").filter(Boolean).map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
   const place = { run: parts[1], step: parts[3], query: new URLSearchParams(query), parts: parts.slice(1) };
   if (parts[0] === "runs" && parts[2] === "steps" && parts[3] !== undefined) {
-    return { section: "runs", show: () => showStep(place), stamp: () => stepStamp(place.run, place.step) };
+    return { section: "runs", plots: true, show: () => showStep(place), stamp: () => stepStamp(place.run, place.step) };
   }
-  if (parts[0] === "runs" && parts[1] !== undefined) return { section: "runs", show: () => showRun(place), stamp: () => runStamp(place.run) };
-  if (parts[0] === "compare") return { section: "compare", show: () => showCompare(place), stamp: null };
+  if (parts[0] === "runs" && parts[1] !== undefined) return { section: "runs", plots: true, show: () => showRun(place), stamp: () => runStamp(place.run) };
+  if (parts[0] === "compare") return { section: "compare", plots: place.parts.length > 0, show: () => showCompare(place), stamp: null };
   if (parts[0] === "runbooks") return { section: "runs", show: () => showRunbook(...parts.slice(-2)), stamp: null };
   if (parts[0] === "api") return { section: "api", show: showCalls, stamp: null };
   if (parts[0] === "health") return { section: "health", show: showHealth, stamp: async () => String(Date.now()) };
@@ -49,10 +53,11 @@ async function showRunbook(kind, name) {
 async function show({ quietly = false } = {}) {
   const mine = (turn += 1);
   const address = location.hash;
-  const { section, show: build, stamp } = route();
+  const { section, show: build, stamp, plots } = route();
   for (const link of document.querySelectorAll("[data-section]")) link.toggleAttribute("aria-current", link.dataset.section === section);
   if (!quietly) view.replaceChildren(loading("data"));
   view.setAttribute("aria-busy", "true");
+  if (plots) plotly().catch(() => {}); // a figure says so, if it is missing
   try {
     const [built, mark] = [await build(), null];
     if (mine !== turn) return;
