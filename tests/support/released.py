@@ -1,8 +1,9 @@
 """Released code of frameworks that cannot be installed here: unpacked wheels, parts of them run.
 
 `make test-hosts` downloads and unpacks them (fetch_wheels.sh), and names the folder in
-TWINSCOPE_WHEELS: then a wheel that is missing fails the test instead of skipping it. A part is imported under its real name, with empty packages above it, so that the heavy
-`__init__` files of the framework do not run.
+TWINSCOPE_WHEELS: then a wheel that is missing fails the test instead of skipping it. A part is
+imported under its real name, with empty packages above it, so that the heavy `__init__` files of
+the framework do not run.
 """
 
 from __future__ import annotations

@@ -102,6 +102,7 @@ class Attachment:
         self.guard = Guard(raise_errors=raising)
         self._make_probe = make_probe
         self._probe: Probe | None = None  # None: not needed yet
+        self._said: set[str] = set()
         self._lock = threading.Lock()
 
     @property
@@ -115,6 +116,13 @@ class Attachment:
             if self._probe is None:
                 self._probe = self._make_probe()
             return self._probe
+
+    def first(self, what: str) -> bool:
+        """Whether this is the first time: what a host shows at every step is told once."""
+        with self._lock:
+            known = what in self._said
+            self._said.add(what)
+            return not known
 
     def attach(self, version: str | None, install: Callable[[], None]) -> bool:
         """Check the version, install the hook; a refusal is told, not raised. True: attached."""

@@ -42,6 +42,7 @@ KNOWN: tuple[Known, ...] = (
     Known("NeMo-RL", ("nemo-rl",), "twinscope tail, or hosts.nemo_rl.read_batch", "processed in its base recipes", "temperature applied; zeros with force_on_policy_ratio", "recorded"),
     Known("prime-rl", ("prime-rl",), "twinscope tail", "processed", "of the training forward itself", "recorded"),
     Known("AReaL", ("areal",), "hosts.areal.read_trajectory", "vLLM's default: temperature not applied", "prox_logp, shifted by one against q", "contract", None, ((1, 0),)),
+    Known("torchtitan", ("torchtitan",), "hosts.torchtitan.observe()", "vLLM's default: temperature not applied", "temperature not applied; of the training forward itself", "contract", None, ((0, 3),)),
     Known("ROLL", ("roll",), "hosts.roll.read_batch", "vLLM's default: temperature not applied", "temperature not applied; zeros unless enable_old_logprobs_recompute", "recorded"),
 )
 # fmt: on

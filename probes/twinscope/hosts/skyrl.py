@@ -57,7 +57,7 @@ def _send(attachment: Attachment, callback_input: Any) -> None:
     if batch is None:
         return
     fields = read_batch(batch)
-    if "train_logprobs" not in fields:
+    if "train_logprobs" not in fields and attachment.first("action_log_probs"):
         attachment.probe().event(
             "host_side_missing", host="skyrl", field="action_log_probs", why=WHY, step=step
         )

@@ -44,13 +44,12 @@ def _send(
 ) -> None:
     parallel = getattr(args, "context_parallel_size", 1) or 1
     if parallel > 1:
-        reason = f"context_parallel_size={parallel}: this rank holds parts of responses"
-        attachment.probe().event("host_refused", host="slime", reason=reason, step=rollout_id)
+        _refuse(attachment, parallel, rollout_id)
         return
     if not _is_sender() or "rollout_log_probs" not in rollout_data:
         return
     probe = attachment.probe()
-    if "log_probs" not in rollout_data:
+    if "log_probs" not in rollout_data and attachment.first("log_probs"):
         probe.event("host_side_missing", host="slime", field="log_probs", why=WHY, step=rollout_id)
     sampling = {"temperature": getattr(args, "rollout_temperature", None),
                 "top_p": getattr(args, "rollout_top_p", None),
@@ -59,6 +58,13 @@ def _send(
     fields["sampling"] = {name: value for name, value in sampling.items() if value is not None}
     fields["train_fingerprint"] = {"name": "slime", "temperature_applied": True}
     send(probe, choose(fields), step=rollout_id)
+
+
+def _refuse(attachment: Attachment, parallel: int, rollout_id: int) -> None:
+    """Once per process. Putting the parts together would be a collective in the host's step."""
+    if attachment.first("parallel"):
+        reason = f"context_parallel_size={parallel}: this rank holds parts of responses"
+        attachment.probe().event("host_refused", host="slime", reason=reason, step=rollout_id)
 
 
 def _is_sender() -> bool:

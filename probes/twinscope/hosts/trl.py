@@ -92,7 +92,6 @@ class _Watch:
         self._trainer = trainer
         self._version = version
         self._only: Literal["train"] | None = "train" if sides == "train" else None
-        self._told: set[str] = set()  # missing sides that were reported
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Around the trainer's method: called once per generation, on every rank."""
@@ -110,8 +109,7 @@ class _Watch:
         step = int(trainer.state.global_step)
         given = read_batch(batch)
         for name, why in WHY.items():
-            if batch.get(name) is None and name not in self._told:
-                self._told.add(name)
+            if batch.get(name) is None and self._attachment.first(name):
                 probe.event("host_side_missing", host="trl", field=name, why=why, step=step)
         loaded = getattr(trainer, "_last_loaded_step", None)
         given |= {

@@ -53,12 +53,9 @@ def _register(attachment: Attachment) -> None:
 def _wrapped(
     original: Callable[..., Any], attachment: Attachment, version: str | None
 ) -> Callable[..., Any]:
-    greeted: list[int] = []  # the driver is known by its first call
-
     def calculate_debug_metrics(data: Any) -> Any:
         def capture() -> None:
-            if not greeted:
-                greeted.append(1)
+            if attachment.first("seam"):  # the driver is known by its first call
                 attachment.announce(version, seam=FUNCTION)
             step = _step()
             fingerprint = {"name": "verl", "version": version, "temperature_applied": True}

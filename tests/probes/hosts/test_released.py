@@ -14,7 +14,7 @@ import pytest
 from released import empty_packages, stand_in, unpacked
 
 from twinscope import Probe
-from twinscope.hosts import attach, openrlhf, sglang_plugin, skyrl, verl
+from twinscope.hosts import attach, openrlhf, sglang_plugin, skyrl, torchtitan, verl
 from twinscope.testing import InMemorySink
 
 torch = pytest.importorskip("torch")
@@ -33,7 +33,7 @@ def sink(monkeypatch: pytest.MonkeyPatch, closing: list[Probe]) -> Iterator[InMe
             closing.append(Probe(sink=sink))
             return closing[-1]
 
-    for module in (verl, skyrl, sglang_plugin):
+    for module in (verl, skyrl, sglang_plugin, torchtitan):
         monkeypatch.setattr(module, "Attachment", Recorded)
     return sink
 
@@ -186,6 +186,73 @@ def test_openrlhf_experience_is_read_as_it_is() -> None:
     assert found["token_ids"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert found["rollout_logprobs"] is source["rollout_log_probs"]
     assert "ref_logprobs" not in found
+
+
+def test_torchtitan_is_captured_inside_its_own_loss(
+    sink: InMemorySink, closing: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real GRPO loss on packed rows: its own mean log ratio, its result, its gradient."""
+    levels = ("components", "experiments", "experiments.rl", "experiments.rl.losses", "distributed")
+    with empty_packages("torchtitan", *levels):
+        monkeypatch.syspath_prepend(unpacked("torchtitan").parent)  # its version is metadata
+        stand_in("spmd_types", register_autograd_function=lambda function: function)
+        stand_in("torchtitan.config", CompileConfig=object, Configurable=_Configurable)
+        stand_in("torchtitan.distributed.spmd_types", current_spmd_mesh=None, spmd_mesh_size=None)
+        stand_in("torchtitan.distributed.utils", get_spmd_backend=lambda: "default")
+        stand_in("torchtitan.tools.logging", logger=None)
+        grpo = importlib.import_module("torchtitan.experiments.rl.losses.grpo")
+        loss = grpo.GRPOLoss(grpo.GRPOLoss.Config())
+        plain, plain_metrics, plain_gradient = _titan_step(loss)
+        torchtitan.observe()
+        value, metrics, gradient = _titan_step(loss)
+
+    assert closing[0].flush(10)
+    (batch,) = sink.batches()
+    p, q = (batch.tensors[f"{side}_logprobs"] for side in ("train", "rollout"))
+    assert batch.offsets.tolist() == [0, 2, 3, 5]  # two turns in the first row, one in the second
+    assert batch.tensors["token_ids"].tolist() == [1, 2, 4, 0, 1]
+    assert batch.tensors["advantage"].tolist() == [0.5, -1.0, 2.0]
+    mean = (p.astype(float) - q).sum() / 5
+    assert metrics["bit_wise/logprob_diff/mean"].item() == pytest.approx(mean, rel=1e-6)
+    assert batch.tensors["entropy"].mean() == pytest.approx(
+        metrics["trainer/entropy/mean"].item(), rel=1e-6
+    )
+    assert torch.equal(value, plain)
+    assert torch.equal(gradient, plain_gradient)
+    assert metrics.keys() == plain_metrics.keys()
+    assert sink.events("host_attached")[0]["fields"]["host"] == "torchtitan"
+
+
+class _Configurable:
+    """The base of torchtitan's configurable parts, without its registry."""
+
+    class Config:
+        """Nothing is configured."""
+
+
+def _titan_step(loss: Any) -> tuple[Any, dict[str, Any], Any]:
+    """(loss, metrics, gradient) of two packed rows of five labels over a vocabulary of six."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 5, 6, generator=generator).requires_grad_()
+    mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0]]).bool()
+    advantages = torch.tensor([[0, 0.5, 0.5, 0, -1], [2, 2, 0, 0, 0]])
+    value, metrics = loss(
+        logits, torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]), 5,
+        generator_logprobs=-torch.rand(2, 5, generator=generator) * 3,
+        advantages=advantages, loss_mask=mask,
+    )  # fmt: skip
+    value.backward()
+    return value.detach(), metrics, logits.grad
+
+
+def test_torchtitan_counts_its_versions_where_the_step_is_read() -> None:
+    """The released trainer makes its loss, calls it in the forward, and counts after the update."""
+    text = (unpacked("torchtitan") / "experiments/rl/actors/trainer.py").read_text()
+
+    assert "class PolicyTrainer(" in text
+    assert "loss, loss_metrics = self.loss_fn(" in text
+    assert "self.policy_version += 1" in text
+    assert "self.parallel_dims = " in text
 
 
 def test_areal_shifts_its_own_log_probs_as_the_reader_does() -> None:
