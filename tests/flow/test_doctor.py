@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,13 @@ from twinscope import Probe
 from twinscope_service.cli.doctor import (
     Finding,
     host_findings,
+    known_variables,
     probe_findings,
     service_findings,
+    variable_findings,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _texts(findings: list[Finding], mark: str) -> str:
@@ -27,6 +33,47 @@ def test_probe_that_is_off_says_which_variable_is_missing() -> None:
         probe_findings({"TWINSCOPE_URL": "http://h:1", "TWINSCOPE_TIMEOUT_S": "soon"}), "bad"
     )
     assert not _texts(probe_findings({"TWINSCOPE_URL": "http://h:1"}), "bad")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TWINSCOPE_URLL", "TWINSCOPE_URL"),
+        ("TWINSCOPE_VLM", "TWINSCOPE_VLLM"),
+        ("twinscope_run", "TWINSCOPE_RUN"),
+        ("TWINSCOPE_SPOOLDIR", "TWINSCOPE_SPOOL_DIR"),
+        ("TWINSCOPE_CLIPP", "TWINSCOPE_CLIP"),
+    ],
+)
+def test_misspelt_variable_is_named_with_what_was_meant(name: str, meant: str) -> None:
+    """It is read by nobody, and without this line nobody would say so."""
+    (finding,) = variable_findings({name: "1", meant: "1", "HOME": "/root"})
+
+    assert finding.mark == "bad"
+    assert finding.text.startswith(f"{name} is not a variable")
+    assert finding.text.endswith(f"did you mean {meant}?")
+
+
+def test_variable_like_none_of_ours_is_only_noted() -> None:
+    """A launcher may have variables of its own with this prefix."""
+    (finding,) = variable_findings({"TWINSCOPE_COLOUR_OF_THE_DASHBOARD": "blue"})
+
+    assert finding.mark == "note"
+    assert "did you mean" not in finding.text
+
+
+def test_every_variable_that_the_code_names_is_known() -> None:
+    """A new one that is left out would be called a mistake."""
+    folders = ("probes", "service", "fpga_backend/twinscope_fpga", "examples")
+    named = {
+        name
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(r"TWINSCOPE_[A-Z0-9_]*[A-Z0-9]", path.read_text(encoding="utf-8"))
+    }
+
+    assert len(named) > 20
+    assert named <= known_variables()
 
 
 @pytest.fixture

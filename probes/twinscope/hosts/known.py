@@ -46,6 +46,15 @@ KNOWN: tuple[Known, ...] = (
     Known("ROLL", ("roll",), "hosts.roll.read_batch", "vLLM's default: temperature not applied", "temperature not applied; zeros unless enable_old_logprobs_recompute", "recorded"),
 )
 # fmt: on
+# Variables that hosts' hooks read beside the switches above.
+HOST_VARIABLES = (
+    "TWINSCOPE_REPLICA",
+    "TWINSCOPE_SKYRL",
+    "TWINSCOPE_SLIME",
+    "TWINSCOPE_TORCHTITAN",
+    "TWINSCOPE_TRL",
+    "TWINSCOPE_VLLM_SHARE",
+)
 EVIDENCE: dict[Evidence, str] = {
     "real": "run for real in our tests, on the CPU",
     "contract": "the seam and the structures are checked against the released code, parts of which run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.metadata
 import json
 import os
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from twinscope.hosts.known import KNOWN, Known
+from twinscope.hosts.known import HOST_VARIABLES, KNOWN, Known
 
 Mark = Literal["good", "note", "bad"]
 SIGNS: dict[Mark, str] = {"good": "ok", "note": "--", "bad": "!!"}
@@ -22,6 +23,13 @@ ENTRY_GROUPS = {
     "SGLang": ("sglang.srt.plugins", "SGLANG_PLUGINS"),
     "verl": ("verl.plugins", "VERL_USE_EXTERNAL_PLUGINS"),
 }
+
+
+# Read by tests and by the FPGA tools only.
+TOOL_VARIABLES = (
+    "TWINSCOPE_FPGA_DEVICE", "TWINSCOPE_RTL_CACHE", "TWINSCOPE_SERVICE_PYTHON",
+    "TWINSCOPE_SIM_SEEDS", "TWINSCOPE_TRACES", "TWINSCOPE_WHEELS",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """Look, print, and turn what is in the way into the exit status."""
     url = args.url or os.environ.get("TWINSCOPE_URL")
     name = args.run_name or os.environ.get("TWINSCOPE_RUN")
-    findings = [*probe_findings(os.environ), *host_findings(os.environ)]
+    findings = [*probe_findings(os.environ), *variable_findings(os.environ)]
+    findings += host_findings(os.environ)
     findings += service_findings(url, os.environ.get("TWINSCOPE_TOKEN"), name)
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -89,6 +98,31 @@ def probe_findings(environment: Mapping[str, str]) -> list[Finding]:
         found.append(Finding("probe", "good", f"run {settings.run!r} to {settings.url}"))
     spool = settings.spool_dir or "none: what the service misses beyond the buffer is lost"
     return [*found, Finding("probe", "note", f"spool {spool}")]
+
+
+def known_variables() -> set[str]:
+    """Every environment variable that some part of TwinScope reads."""
+    from twinscope.settings import SETTINGS
+    from twinscope_service.config import ENV_PREFIX, Settings
+
+    switches = {known.switch for known in KNOWN if known.switch}
+    service = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+    probe = {setting.variable for setting in SETTINGS}
+    return switches | service | probe | {*HOST_VARIABLES, *TOOL_VARIABLES}
+
+
+def variable_findings(environment: Mapping[str, str]) -> list[Finding]:
+    """Variables that nobody reads: a misspelt one looks like a setting that has no effect."""
+    known = known_variables()
+    found: list[Finding] = []
+    for name in sorted(environment):
+        if not name.upper().startswith("TWINSCOPE") or name in known:
+            continue
+        near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.8)
+        text = f"{name} is not a variable of TwinScope and has no effect"
+        hint = f": did you mean {near[0]}?" if near else ""
+        found.append(Finding("probe", "bad" if near else "note", text + hint))
+    return found
 
 
 def host_findings(environment: Mapping[str, str]) -> list[Finding]:
