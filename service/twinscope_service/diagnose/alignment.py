@@ -308,8 +308,8 @@ def spearman(x: F64, y: F64) -> float:
     """Rank correlation, average ranks for ties."""
     a, b = _ranks(x), _ranks(y)
     a, b = a - a.mean(), b - b.mean()
-    scale = sqrt(float(a @ a) * float(b @ b))
-    return float(a @ b) / scale if scale > 0 else 0.0
+    scale = sqrt(float((a * a).sum()) * float((b * b).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
 
 
 def _ranks(x: F64) -> F64:

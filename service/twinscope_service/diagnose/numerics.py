@@ -197,7 +197,7 @@ def first_token_spread(view: View) -> tuple[float, float, int] | None:
     def spread(x: Any) -> float:
         means = np.bincount(inverse, x) / counts
         left = (x - means[inverse])[several]
-        return sqrt(float(left @ left) / free)
+        return sqrt(float((left * left).sum()) / free)
 
     return spread(p[rows]), spread(q[rows]), int((counts > 1).sum())
 

@@ -120,9 +120,10 @@ def _learned_direction(view: View) -> Claim | None:
         return None
     gap = (view.column("d") / np.maximum(view.column("n"), 1.0))[known]
     x = advantage[known] - advantage[known].mean()
-    slope = float(x @ gap / (x @ x))
+    square = float((x * x).sum())
+    slope = float((x * gap).sum()) / square
     left = gap - gap.mean() - slope * x
-    se = sqrt(float(((x * left) ** 2).sum())) / float(x @ x)
+    se = sqrt(float(((x * left) ** 2).sum())) / square
     z = slope / max(se, 1e-12)
     level = level_strength(view)
     if z < Z_EVIDENCE or level < 0.3:
