@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from twinscope.errors import ConfigError
-from twinscope.testing import SinkServer
+from twinscope.testing import RecordedPost, Reply, SinkServer, accept
+from twinscope.wire.codec import decode
 from twinscope_service.cli import main
 from twinscope_service.tail.dumps import FORMATS, recognise
 from twinscope_service.tail.follow import Follower
@@ -134,6 +135,84 @@ def test_command_sends_every_step_once_and_in_order(
     assert batches[0].tensors["rollout_logprobs"].tolist() == [-1, -2]
     assert f"{broken.name}:1" in events[0]["fields"]["reason"]
     assert [path.split("/")[-2] for path in closed] == ["8", "9", "10"]
+
+
+def _tail(folder: Path, url: str, *more: str) -> int:
+    return main(["tail", str(folder), "--once", "--url", url, "--run", "dumped", *more])
+
+
+def test_tail_that_is_started_again_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Nothing twice, nothing left out; `--afresh` and another run begin at the beginning."""
+    for step in (1, 2):
+        _nemo(tmp_path, step)
+    with SinkServer() as server:
+        assert _tail(tmp_path, server.url) == 0
+        _nemo(tmp_path, 3)
+        assert _tail(tmp_path, server.url) == 0
+        assert _tail(tmp_path, server.url) == 0
+        steps = [batch.step for batch in server.batches()]
+        assert _tail(tmp_path, server.url, "--afresh") == 0
+        assert main(["tail", str(tmp_path), "--once", "--url", server.url, "--run", "two"]) == 0
+        later = [(batch.run, batch.step) for batch in server.batches()][3:]
+
+    assert steps == [1, 2, 3]
+    assert later == [(run, step) for run in ("dumped", "two") for step in (1, 2, 3)]
+
+
+def test_step_that_the_service_did_not_take_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service fails after the first step: what it has acknowledged counts, and only that."""
+    monkeypatch.setattr("twinscope_service.cli.tail.WAIT_S", 0.2)
+    for step in (1, 2, 3):
+        _nemo(tmp_path, step)
+
+    def fails(post: RecordedPost) -> Reply:
+        later = post.path == "/v1/batches" and decode(post.body).step != 1
+        return (503, {}, b"{}") if later else accept(post)
+
+    with SinkServer(fails) as server:
+        assert _tail(tmp_path, server.url) == 2
+        first, port = [batch.step for batch in server.batches()], server.port
+    with SinkServer(port=port) as server:
+        assert _tail(tmp_path, server.url) == 0
+        second = [batch.step for batch in server.batches()]
+
+    assert (first, second) == ([1], [2, 3])
+
+
+def test_steps_of_a_resumed_run_are_sent_again_after_a_restart_event(tmp_path: Path) -> None:
+    """The same number, other files: the service must open the step again before they come."""
+    for step in (1, 2):
+        _nemo(tmp_path, step)
+    with SinkServer() as server:
+        assert _tail(tmp_path, server.url) == 0
+        newer = _nemo(tmp_path, 2)
+        newer.write_text(newer.read_text() * 2)
+        assert _tail(tmp_path, server.url) == 0
+        sizes = [(batch.step, batch.samples) for batch in server.batches()]
+        (event,) = server.events("restart")
+
+    assert sizes == [(1, 1), (2, 1), (2, 2)]
+    assert event["step"] == 2
+
+
+def test_state_can_lie_elsewhere_and_must_be_one_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another tool's file is not overwritten; a folder that cannot be written is told."""
+    _nemo(tmp_path, 1)
+    other = tmp_path / "other.json"
+    other.write_text("[1, 2]")
+    with SinkServer() as server:
+        assert _tail(tmp_path, server.url, "--state", str(other)) == 2
+        assert other.read_text() == "[1, 2]"
+        assert _tail(tmp_path, server.url, "--state", str(tmp_path / "absent/state.json")) == 0
+        assert server.batches()[0].step == 1
+
+    told = capsys.readouterr().err
+    assert "not a file of twinscope tail" in told
+    assert "after a restart all steps are sent again" in told
 
 
 def test_folder_without_steps_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

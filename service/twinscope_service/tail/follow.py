@@ -10,16 +10,18 @@ from twinscope import Probe
 from twinscope.errors import TwinScopeError
 from twinscope.hosts.sides import choose, send
 from twinscope_service.tail.dumps import Format, Step, recognise
+from twinscope_service.tail.place import Place, digest
 
 
 @dataclass
 class Follower:
-    """What has been sent of one folder. `look()` again and again."""
+    """What has been seen of one folder. `look()` again and again."""
 
     folder: Path
     form: Format | None = None  # None: recognised by what appears
     first: int = 0  # steps before it are left out
-    _done: set[int] = field(default_factory=set)
+    place: Place = field(default_factory=Place)  # steps that the service has are left out too
+    _done: dict[int, str] = field(default_factory=dict)  # step -> digest of its files
     _sizes: dict[int, int] = field(default_factory=dict)  # of unsettled steps, at the last look
 
     def look(self, *, finished: bool = False) -> Iterator[Step]:
@@ -31,15 +33,18 @@ class Follower:
         if self.form is None:
             return
         for step in self.form.find(self.folder):
-            if step.number < self.first or step.number in self._done:
+            if step.number < self.first or self._knows(step):
                 continue
             still = self._sizes.get(step.number) == step.size  # since the last look
             self._sizes[step.number] = step.size
             if not (step.settled or still or finished):
                 return  # later steps wait for it
-            self._done.add(step.number)
+            self._done[step.number] = digest(step)
             self._sizes.pop(step.number)
             yield step
+
+    def _knows(self, step: Step) -> bool:
+        return self.place.has(step) or self._done.get(step.number) == digest(step)
 
 
 def send_step(
