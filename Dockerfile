@@ -1,8 +1,9 @@
 # The service. CPU by default; `--build-arg EXTRAS=service,torch` adds torch with CUDA for
-# TWINSCOPE_ENGINE=cuda. Build:  docker build -t twinscope .
-ARG PYTHON=3.11.13-slim-bookworm
+# TWINSCOPE_ENGINE=cuda; `--build-arg BASE=IMAGE` takes Python 3.11 from your own registry.
+# Build:  docker build -t twinscope:0.1.0 .
+ARG BASE=python:3.11.13-slim-bookworm
 
-FROM python:${PYTHON} AS build
+FROM ${BASE} AS build
 ARG EXTRAS=service
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md ./
@@ -15,7 +16,7 @@ COPY docs/runbooks docs/runbooks
 RUN python -m venv /opt/twinscope \
  && /opt/twinscope/bin/pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]"
 
-FROM python:${PYTHON}
+FROM ${BASE}
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin twinscope \
  && install -d -o twinscope -g twinscope /data
 COPY --from=build /opt/twinscope /opt/twinscope
@@ -30,7 +31,8 @@ ENV PATH=/opt/twinscope/bin:$PATH \
 USER 10001
 VOLUME /data
 EXPOSE 8321
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+# The first start on a volume compiles the kernels: 20 seconds of one core, minutes of a busy one.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
   CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8321/readyz', timeout=4)"]
 ENTRYPOINT ["twinscope"]
 CMD ["serve"]

@@ -36,7 +36,7 @@ serve: $(VENV)/.service  ## run the service on PORT
 	$(BIN)/twinscope serve --port $(PORT)
 
 test: $(VENV)/.dev  ## the default suite
-	$(BIN)/python -m pytest -m "not engines and not rtl and not browser"
+	$(BIN)/python -m pytest -m "not engines and not rtl and not browser and not image"
 
 WHEELS := .cache/wheels
 $(WHEELS)/.ready: tests/probes/hosts/fetch_wheels.sh
