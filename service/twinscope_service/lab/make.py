@@ -112,7 +112,7 @@ def make(model: Path, folder: Path, half: Half) -> Iterator[str]:
     engine = load_model(model, dtype="bfloat16")
     trainer = copy.deepcopy(engine).float()  # the same weights, to the last bit
     rows = []
-    for name, causes, batch in _labelled(engine, trainer, _prompts(model, half), half):
+    for name, causes, batch in labelled(engine, trainer, _prompts(model, half), half):
         file = f"{name}.safetensors"
         (folder / file).write_bytes(b"".join(encode_batch(replace(batch, run=name))))
         rows.append({"file": file, "cause": causes[0], "causes": list(causes)})
@@ -138,7 +138,7 @@ def _prompts(model: Path, half: Half) -> list[list[int]]:
     return rows
 
 
-def _labelled(
+def labelled(
     engine: Any, trainer: Any, prompts: Sequence[Sequence[int]], half: Half
 ) -> Iterator[tuple[str, tuple[str, ...], Batch]]:
     laws = {"plain": Law()} | {name: law for name, (law, _) in half.laws.items()}
