@@ -26,6 +26,7 @@ from twinscope_service.store.base import ClosedStep
 from twinscope_service.views import AlertView, StepView
 
 MERGE_AT = 32  # block summaries kept apart before they are merged: rows are copied log times
+SURE = 0.9  # confidence in noise from which a step may be the baseline
 POINTS = 256  # closed steps that trends look back on
 
 
@@ -77,7 +78,7 @@ class RunState:
         self.run, self.join = run, join
         self.steps: dict[int, OpenStep] = {}
         self.points: deque[StepPoint] = deque(maxlen=POINTS)
-        self.baseline: Summary | None = None  # of the latest step that was `ok`
+        self.baseline: Summary | None = None  # of the latest step that was healthy for sure
         self.last: StepView | None = None
         self.tokens: Counter[str] = Counter()  # measure.records.COVERAGE, closed steps
         self.detector: Mapping[str, Any] | None = None  # what the detectors carry on
@@ -117,7 +118,7 @@ class RunState:
         self.points.append(point_of(view, summary))
         self.last = view
         self.tokens.update(view.coverage)
-        if view.verdict == "ok":
+        if _surely_healthy(view, first=self.baseline is None):
             self.baseline = summary
 
     def history(self) -> History:
@@ -164,3 +165,14 @@ def _newest(summary: Summary, attribute: str) -> int | None:
 def events_of(rows: Iterable[tuple[int | None, str, dict[str, object]]]) -> tuple[Event, ...]:
     """Stored events as diagnosis takes them."""
     return tuple(Event(step, kind, fields) for step, kind, fields in rows)
+
+
+def _surely_healthy(view: StepView, *, first: bool) -> bool:
+    """May this step be what later ones are measured against? `first`: there is none yet.
+
+    A fault that creeps is `ok` for some steps, with growing doubt: it must not become the normal.
+    """
+    if view.verdict != "ok" or not view.diagnosis:
+        return view.verdict == "ok"
+    best = view.diagnosis[0]
+    return bool(best["family"] == "none" and (first or best["confidence"] >= SURE))
