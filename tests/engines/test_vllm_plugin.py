@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,13 +165,16 @@ def test_share_is_captured_and_hidden_from_the_caller(tiny_llama: Path) -> None:
 def served(
     tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PluggedServer, SinkServer]]:
-    """vLLM's HTTP server with the plugin switched on by the environment."""
+    """vLLM's HTTP server, switched on by the environment; the model brings sampling defaults."""
+    folder = tmp_path_factory.mktemp("served")
+    model = shutil.copytree(tiny_llama, folder / "model")
+    defaults = json.loads((model / "generation_config.json").read_text())
+    defaults |= {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    (model / "generation_config.json").write_text(json.dumps(defaults))
     with (
         SinkServer() as sink,
         plugged_server(
-            tiny_llama,
-            tmp_path_factory.mktemp("served"),
-            environment={**ON, "TWINSCOPE_URL": sink.url},
+            model, folder, environment={**ON, "TWINSCOPE_URL": sink.url}, generation_config="auto"
         ) as server,
     ):
         yield server, sink
@@ -198,6 +202,22 @@ def test_served_streaming_and_whole_answers_arrive(
     assert eventually(lambda: sum(batch.samples for batch in sink.batches()) >= 2)
     arrived = _rows(sink.batches())
     assert {ids: rows[0] for (_, ids), rows in arrived.items()} == wanted
+
+
+def test_parameters_that_the_client_left_to_the_model_arrive_as_they_were_used(
+    served: tuple[PluggedServer, SinkServer],
+) -> None:
+    """Temperature and top-p from the model's generation_config.json; the client's own win."""
+    server, sink = served
+    before = len(sink.batches())
+    body = {"prompt": [0, 40, 41], "max_tokens": 4, "logprobs": 0}
+
+    server.post("/v1/completions", body)
+    server.post("/v1/completions", {**body, "temperature": 0.9})
+
+    assert eventually(lambda: sum(b.samples for b in sink.batches()[before:]) >= 2)
+    used = [batch.sampling or {} for batch in sink.batches()[before:]]
+    assert {(s["temperature"], s["top_p"]) for s in used} == {(0.6, 0.9), (0.9, 0.9)}
 
 
 def test_aborted_stream_is_left_out_and_the_server_lives(

@@ -55,13 +55,21 @@ class PluggedServer:
 
 @contextmanager
 def plugged_server(
-    model: Path, folder: Path, *, environment: Mapping[str, str]
+    model: Path,
+    folder: Path,
+    *,
+    environment: Mapping[str, str],
+    generation_config: str = "vllm",
 ) -> Iterator[PluggedServer]:
-    """Start it with `model` as "tiny"; stop it at the end."""
+    """Start it with `model` as "tiny"; stop it at the end.
+
+    `generation_config`: "auto" takes sampling defaults from the model's folder, "vllm" does not.
+    """
     port, log = free_port(), folder / "server.log"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(model), "--served-model-name", "tiny", "--seed", "1"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--generation-config", "vllm"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--generation-config", generation_config]
     command += ["--enforce-eager", "--max-model-len", "384"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TWINSCOPE_")}
     with open(log, "wb") as output:
