@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from twinscope.counterfactual import DEFAULT_TEMPERATURES as NODES
 from twinscope.wire.batch import Batch
 from twinscope_service.diagnose.cause import Cause
 from twinscope_service.lab.cases import Case
@@ -16,7 +17,6 @@ from twinscope_service.lab.faults import FAULTS, apply
 
 Diagnose = Callable[[Batch], tuple[Cause, ...]]
 TOKENS, SAMPLES, VOCABULARY = 10_000, 100, 300
-NODES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 
 
 def law(seed: int) -> NDArray[np.float64]:
@@ -104,11 +104,12 @@ def test_raw_engine_log_probs_under_a_tempered_trainer_are_told_from_the_reverse
     assert first.estimate["temperature"] == pytest.approx(0.7, rel=0.04)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 0.63, 0.74, 1.25, 1.6])
 def test_log_sum_exp_at_a_few_temperatures_gives_it_to_half_a_percent(
-    diagnosed: Diagnose,
+    temperature: float, diagnosed: Diagnose
 ) -> None:
     """And the k3 that is left is that of the same pair with the temperature restored."""
-    logits, temperature = law(7), 0.74
+    logits = law(7)
     engine, trainer = log_softmax(logits / temperature), log_softmax(logits)
     tokens = sampled(engine, 8)
     # p alone is on the wire, so z is known up to its row's constant: take z = ln π
@@ -144,17 +145,22 @@ def test_kept_mass_is_estimated_to_one_percent(diagnosed: Diagnose) -> None:
     assert first.estimate["kept_mass"] == pytest.approx(kept, rel=0.01)
 
 
-def test_temperature_and_truncation_together_are_both_reported(diagnosed: Diagnose) -> None:
-    """T = 0.8 with top-p 0.95 in the engine, neither in the trainer."""
+@pytest.mark.parametrize(("temperature", "top_p"), [(0.8, 0.95), (1.2, 0.9), (1.3, 0.9)])
+def test_temperature_and_truncation_together_are_both_reported(
+    temperature: float, top_p: float, diagnosed: Diagnose
+) -> None:
+    """Both in the engine, neither in the trainer; the temperature is said to be rough."""
     logits = law(13)
-    tempered, trainer = log_softmax(logits / 0.8), log_softmax(logits)
+    tempered, trainer = log_softmax(logits / temperature), log_softmax(logits)
     ordered = np.sort(tempered, axis=1)[:, ::-1]
-    below = np.exp(ordered).cumsum(axis=1) - np.exp(ordered) < 0.95
+    below = np.exp(ordered).cumsum(axis=1) - np.exp(ordered) < top_p
     least = np.where(below, ordered, np.inf).min(axis=1, keepdims=True)
     engine = log_softmax(np.where(tempered >= least, tempered, -np.inf))
-    found = {c.cause for c in diagnosed(pair(engine, trainer, sampled(engine, 14)))}
+    found = {c.cause: c for c in diagnosed(pair(engine, trainer, sampled(engine, 14)))}
 
-    assert {"temperature_not_restored", "truncation_not_mirrored"} <= found
+    assert {"temperature_not_restored", "truncation_not_mirrored"} <= found.keys()
+    assert "roughly" in found["temperature_not_restored"].estimate["from"]
+    assert "top_p_at_most" not in found["truncation_not_mirrored"].estimate
 
 
 @pytest.mark.parametrize(("fault", "lag"), [("token_shift", 1), ("token_shift_early", -3)])

@@ -38,6 +38,7 @@ NEUTRAL: dict[str, tuple[float, ...]] = {  # values that change nothing
 }
 LEAST_SURPRISE = 0.01  # of the entropy: what a temperature of 0.99 does
 LOST_MASS_GIBBS = 2.5  # |mean Δ| over half its mean square that lost mass gives at least
+LOST_BESIDE_COLD = 0.02  # below, a T under 1 may seem to lose mass: few tokens carry much of E[ρ]
 SEEN_SHARE = 0.2  # least share of Var Δ that "token occurred before" must explain for a penalty
 
 
@@ -150,7 +151,7 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
         # heavy tails move E[ρ] too, but not the mean of Δ so far beyond its variance
         gibbs = -view.gibbs if side == "rollout" else view.gibbs
         strength *= min(max(gibbs, 0.0) / LOST_MASS_GIBBS, 1.0)
-    elif lost < 0.02:
+    elif temperature is not None and temperature.ratio < 1.0 and lost < LOST_BESIDE_COLD:
         return None
     kept = 1.0 + excess.value
     rule, after = _which_truncation(view, tempered=mixed), _k3_after_truncation(view)

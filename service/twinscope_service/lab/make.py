@@ -141,6 +141,7 @@ def _prompts(model: Path, half: Half) -> list[list[int]]:
 def labelled(
     engine: Any, trainer: Any, prompts: Sequence[Sequence[int]], half: Half
 ) -> Iterator[tuple[str, tuple[str, ...], Batch]]:
+    """(name, causes, paired batch) of every case of `half`; both models hold the same weights."""
     laws = {"plain": Law()} | {name: law for name, (law, _) in half.laws.items()}
     end = int(np.atleast_1d(engine.config.eos_token_id)[0])
     sampled = sample(engine, prompts, laws, most_tokens=MOST_TOKENS, end_id=end, seed=half.seed)
