@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from twinscope.wire.batch import Batch
@@ -41,3 +43,14 @@ def test_a_healthy_pair_names_no_second_cause(healthy: Case, diagnosed: Diagnose
 
     assert only.family == "none"
     assert "k3" in only.evidence
+
+
+def test_rounding_above_zero_is_no_marker(healthy: Case, diagnosed: Diagnose) -> None:
+    """float32 puts a certain token a little above 0: neither counted apart nor accused."""
+    p = np.array(healthy.batch.tensors["train_logprobs"])
+    p[p > -1e-3] = 3e-7
+    tensors = {**healthy.batch.tensors, "train_logprobs": p}
+    first = diagnosed(replace(healthy.batch, tensors=tensors))[0]
+
+    assert (p > 0).mean() > 0.01
+    assert first.cause == "numerical_noise"
