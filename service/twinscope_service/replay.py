@@ -53,6 +53,14 @@ def _cut(batch: Batch, name: str, array: NDArray[Any], samples: Sequence[int]) -
     return np.concatenate(parts, axis=-1)
 
 
+def before_and_after(healthy: str, faulty: str) -> tuple[Batch, Batch]:
+    """Two recordings of one run, with the tensors that both have: a trainer that goes wrong does
+    not begin to send another field in the same step."""
+    first, second = recording(healthy), recording(faulty)
+    kept = {name: array for name, array in second.tensors.items() if name in first.tensors}
+    return first, replace(second, tensors=kept)
+
+
 def steps(
     batches: Sequence[Batch], *, run: str, samples_per_step: int, seed: int
 ) -> Iterator[Batch]:

@@ -96,6 +96,12 @@ def test_one_look_at_a_run_tells_onset_cause_and_fix(visit: Visit, service: Serv
     assert box.locator("[data-role=onset]").inner_text() == f"step {HEALTHY}"
     assert box.locator("[data-role=cause]").inner_text() == "temperature not restored"
     assert step["diagnosis"][0]["fix"] in box.inner_text()
+    meaning = box.locator("[data-role=meaning]:not(:empty)")
+    meaning.wait_for()
+    assert meaning.inner_text().startswith(
+        "One side divides the logits by the sampling temperature"
+    )
+    assert ".." not in box.inner_text()
     assert shown(visit, ".situation") == step["metrics"]["k3_mean"]
 
 

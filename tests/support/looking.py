@@ -17,7 +17,7 @@ from twinscope.wire.batch import Batch
 from twinscope.wire.codec import decode, encode_batch
 from twinscope_service.config import load_settings
 from twinscope_service.pipeline import Pipeline, open_pipeline
-from twinscope_service.replay import recording, steps
+from twinscope_service.replay import before_and_after, steps
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -68,7 +68,7 @@ def watch(seen: Visit) -> None:
 def fill(data_dir: Path, *, hostile_too: bool = True) -> None:
     """Real steps through the real pipeline; the long run is copied from two of them."""
     pipeline = open_pipeline(load_settings(data_dir=data_dir))
-    healthy, faulty = (recording(f"temperature_0.7_{end}") for end in ("restored", "unrestored"))
+    healthy, faulty = before_and_after("temperature_0.7_restored", "temperature_0.7_unrestored")
     plan = [healthy] * HEALTHY + [faulty] * FAULTY
     for batch in steps(plan, run="demo", samples_per_step=48, seed=0):
         send(pipeline, batch)

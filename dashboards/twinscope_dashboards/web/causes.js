@@ -2,8 +2,8 @@
 
 import { api } from "./api.js";
 import { failure, h, loading } from "./dom.js";
-import { render } from "./markdown.js";
-import { number, share, words } from "./words.js";
+import { render, summary } from "./markdown.js";
+import { count, number, sentence, share, words } from "./words.js";
 
 export function causes(step) {
   const found = step.diagnosis ?? [];
@@ -19,9 +19,9 @@ function card(cause, step, first) {
       h("h3", { "data-cause": cause.cause }, words(cause.cause)),
       h("span", { class: "family" }, cause.family === "none" ? "healthy" : cause.family),
       meter(cause.confidence)),
-    h("p", {}, cause.evidence),
+    h("p", {}, sentence(cause.evidence)),
     remains(cause, step),
-    cause.fix ? h("p", { class: "fix" }, h("strong", {}, "Do: "), cause.fix) : null,
+    cause.fix ? h("p", { class: "fix" }, h("strong", {}, "Do: "), sentence(cause.fix)) : null,
     facts(cause),
     cause.runbook ? runbook(cause.runbook, first && cause.family !== "none" ? "Runbook: how it looks, how sure one can be, where to look in your framework" : "Runbook") : null);
 }
@@ -82,10 +82,18 @@ export function situation({ step, alerts, href, links = [] }) {
       row("Is it real?", judged(step, lead)),
       healthy ? null : row("Since when?", since(lead, step, href)),
       row("How bad for training?", harm(step.metrics ?? {})),
-      best && best.family !== "none" ? row("What caused it?", [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, best.evidence]) : null,
-      best && best.family !== "none" ? row("What to do?", [best.fix, " ", h("a", { href: `#/runbooks/${best.cause}` }, "Runbook")]) : null,
-      healthy && best ? row("Why?", best.evidence) : null,
+      best && best.family !== "none" ? row("What caused it?", blamed(best)) : null,
+      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: `#/runbooks/${best.cause}` }, "Runbook")]) : null,
+      healthy && best ? row("Why?", sentence(best.evidence)) : null,
       links.length ? row("Look at", links) : null));
+}
+
+/** The cause, what that means in the words of its runbook, and the numbers that say so. */
+function blamed(best) {
+  const meaning = h("span", { "data-role": "meaning" });
+  api.runbook(best.runbook).then((text) => { meaning.textContent = `${summary(text)} `; }).catch(() => {}); // the name and the numbers stand without it
+  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, meaning,
+    h("p", { class: "quiet" }, "In numbers: ", sentence(best.evidence))];
 }
 
 const row = (question, answer) => h("div", {}, h("dt", {}, question), h("dd", {}, answer));
@@ -100,7 +108,7 @@ export function leading(alerts) {
 function judged(step, lead) {
   const level = step.metrics?.k3_mean;
   const said = { ok: "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
-  return [h("strong", {}, said), level === null || level === undefined ? null : [" rollout_train_kl is ", number(level)],
+  return [h("strong", {}, said), level === null || level === undefined ? null : [" rollout_train_kl, the KL between the two, is ", number(level), " nats per token"],
     lead?.before > 0 && lead.series === "k3" ? [`, ${Number((level / lead.before).toPrecision(3))} times this run's own level of `, number(lead.before)] : null, ". ",
     step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, reason))) : null];
 }
@@ -109,7 +117,7 @@ function since(lead, step, href) {
   if (!lead) return "No detector fired; the verdict comes from this step's own level.";
   const onset = lead.onset_step ?? lead.step;
   return [h("a", { href: href(onset), "data-role": "onset" }, `step ${onset}`),
-    step.step > onset ? `, ${step.step - onset + 1} steps up to step ${step.step}` : "", ` (${words(lead.kind)}, noticed at step ${lead.step}).`];
+    step.step > onset ? `, ${count(step.step - onset + 1, "step")} up to step ${step.step}` : "", ` (${words(lead.kind)}, noticed at step ${lead.step}).`];
 }
 
 function harm(metrics) {

@@ -20,6 +20,12 @@ function inline(text) {
 /** Links between cause pages stay in this page; other relative links are shown as text. */
 const target = (address) => (/^[a-z0-9_]+\.md$/.test(address) ? `#/runbooks/${address.slice(0, -3)}` : null);
 
+/** The first paragraph, as plain text. */
+export function summary(text) {
+  const paragraph = text.split(/\n\s*\n/).find((part) => part.trim() !== "" && !part.startsWith("#")) ?? "";
+  return h("p", {}, inline(paragraph.replace(/\s+/g, " ").trim())).textContent;
+}
+
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
 
 export function render(text) {

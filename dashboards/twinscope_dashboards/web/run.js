@@ -5,7 +5,7 @@ import { situation } from "./causes.js";
 import { fold, h, nothing, section, table } from "./dom.js";
 import { policyRef } from "./reference.js";
 import { describe, timeline } from "./timeline.js";
-import { format, number, series, share, time, times, verdict, words } from "./words.js";
+import { count, format, number, series, share, time, times, verdict, words } from "./words.js";
 
 const PAGE = 25;
 
@@ -14,7 +14,7 @@ export async function showRun({ run, query }) {
   const at = (step) => link.step(run, step);
   const nodes = [heading(view, run)];
   if (view.last === null) {
-    nodes.push(nothing(h("p", {}, "No step of this run is closed yet. ", view.open_steps.length ? ["Open: ", openSteps(view, at), "."] : `${view.waiting_samples} samples wait for their other side.`)));
+    nodes.push(nothing(h("p", {}, "No step of this run is closed yet. ", view.open_steps.length ? ["Open: ", openSteps(view, at), "."] : `Waiting for their other side: ${count(view.waiting_samples, "sample")}.`)));
     return { title: run, nodes, stamp: stamp(view) };
   }
   nodes.push(situation({ step: view.last, alerts: data.alerts, href: at, links: lookAt(run, view.last, data) }));
@@ -36,9 +36,9 @@ function heading(view, run) {
   const at = (step) => link.step(run, step);
   return h("div", { class: "heading" },
     h("h1", {}, run, " ", verdict(view.last?.verdict ?? "unknown")),
-    h("p", { class: "quiet" }, `${format(view.closed_steps)} closed steps, last data `, time(view.last_seen), view.active ? null : " (quiet)",
+    h("p", { class: "quiet" }, `${count(view.closed_steps, "closed step")}, last data `, time(view.last_seen), view.active ? null : " (quiet)",
       view.open_steps.length ? [", open: ", openSteps(view, at)] : null,
-      view.waiting_samples ? `, ${format(view.waiting_samples)} samples wait for their other side` : null));
+      view.waiting_samples ? `, waiting for their other side: ${count(view.waiting_samples, "sample")}` : null));
 }
 
 const openSteps = (view, at) => view.open_steps.slice(0, 5).map((step, i) => [i ? ", " : "", h("a", { href: at(step) }, `step ${step}`)]);

@@ -6,7 +6,7 @@ import { failure, fold, h, loading, section, table } from "./dom.js";
 import { stepReference } from "./reference.js";
 import { distribution, groups, lags, profiles, scatter } from "./shapes.js";
 import { tokenMap, worstTokens } from "./tokens.js";
-import { COVERAGE, KEY_METRICS, asShare, format, number, share, time, verdict, words } from "./words.js";
+import { COVERAGE, KEY_METRICS, asShare, count, format, number, share, time, verdict, words } from "./words.js";
 
 export async function showStep({ run, step: number_, query }) {
   const [step, alerts, around] = await Promise.all([api.step(run, number_), api.alerts(run), neighbours(run, Number(number_))]);
@@ -63,7 +63,7 @@ function heading(run, step, around, at) {
   return h("div", { class: "heading" },
     h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Runs"), " › ", h("a", { href: link.run(run) }, run), " › ", turn(around.previous, "‹ previous"), " ", turn(around.next, "next ›")),
     h("h1", {}, `Step ${step.step} `, verdict(step.verdict)),
-    h("p", { class: "quiet" }, `${format(step.samples)} samples, ${format(step.tokens)} tokens, `,
+    h("p", { class: "quiet" }, `${count(step.samples, "sample")}, ${count(step.tokens, "token")}, `,
       step.state === "closed" ? ["closed ", time(step.closed_at), step.closed_by ? ` (${{ complete: "complete", call: "by call", grace: "after the grace period", ttl: "given up" }[step.closed_by] ?? step.closed_by})` : ""] : "still open"));
 }
 
@@ -97,7 +97,7 @@ function coverage(step) {
   const rows = Object.entries(step.coverage ?? {});
   const columns = [
     { title: "tokens", get: ([name]) => COVERAGE[name] ?? words(name) },
-    { title: "count", numeric: true, get: ([name, count]) => h("span", { "data-coverage": name }, number(count)) },
+    { title: "count", numeric: true, get: ([name, tokens]) => h("span", { "data-coverage": name }, number(tokens)) },
     { title: "share", numeric: true, get: ([, count]) => (received ? share(count / received) : "—") },
   ];
   const sides = Object.entries(step.sides ?? {});

@@ -4,7 +4,7 @@
 import { brush, stretches } from "./brush.js";
 import { h } from "./dom.js";
 import { axis, color, faded, figure, logarithmic, plain, thin } from "./plots.js";
-import { format, series, times, words } from "./words.js";
+import { count, series, times, words } from "./words.js";
 
 const FIRST = ["reward", "reward_mean", "grad_norm", "entropy", "entropy_mean", "policy_ref_kl"];
 const TITLES = {
@@ -62,7 +62,7 @@ function build(data, columns, { view, shown }) {
   const [from, to] = [Math.max(0, first - 1), after < 0 ? data.step.length : Math.min(after + 1, data.step.length)];
   const range = [view.from - 0.5, view.to + 0.5];
   const layout = {
-    margin: { l: 64, r: 14, t: 6, b: 38 }, hovermode: "closest", shapes: alarms(data),
+    margin: { l: 64, r: 14, t: 6, b: 38 }, hovermode: "closest", barmode: "overlay", shapes: alarms(data),
     xaxis: axis("step", { range, anchor: names.at(-1), zeroline: false, tickformat: "d" }),
     yaxis: axis("nats per token", { ...logarithmic, domain: [top, 1 - lane], fixedrange: true, zeroline: false }),
     yaxis2: { domain: [1 - lane + 0.012, 1], fixedrange: true, showgrid: false, zeroline: false, tickfont: { size: 10 }, automargin: true, type: "category", range: [-0.6, lanes(data).length - 0.4], categoryarray: lanes(data) },
@@ -101,7 +101,7 @@ function k3(data, from, to) {
   return [line, {
     type: "scatter", mode: "markers", x: kept.map((i) => data.step[i]), y: kept.map((i) => values[i]), name: "rollout_train_kl",
     marker: { size: 6, opacity: to - from > 300 ? 0 : 1, color: kept.map((i) => tint[data.verdict[i]]), symbol: kept.map((i) => ({ ok: "circle", inconsistent: "triangle-up", unknown: "x" })[data.verdict[i]]) },
-    text: kept.map((i) => `${data.verdict[i]}${data.cause[i] ? `, ${plain(words(data.cause[i]))}` : ""}<br>${format(data.counted[i])} tokens`),
+    text: kept.map((i) => `${data.verdict[i]}${data.cause[i] ? `, ${plain(words(data.cause[i]))}` : ""}<br>${count(data.counted[i] ?? 0, "token")}`),
     hovertemplate: "<b>step %{x}</b><br>%{y:.4g}<br>%{text}<extra></extra>",
   }];
 }

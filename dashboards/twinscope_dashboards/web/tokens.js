@@ -2,7 +2,7 @@
 // window is in the document, so that a sample of 32 000 tokens scrolls like one of 300.
 
 import { choice, h, nothing, section, table } from "./dom.js";
-import { format, number, words } from "./words.js";
+import { count, format, number, words } from "./words.js";
 
 const CHUNK = 256; // tokens that come and go together
 const STEPS = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2]; // |Δ| at which the colour changes, nats
@@ -83,7 +83,7 @@ function strip(sample, open) {
   const known = values.filter(Number.isFinite);
   const mean = known.reduce((a, b) => a + k3(b), 0) / Math.max(known.length, 1);
   return h("button", { type: "button", class: "strip", "aria-pressed": "false", onclick: open },
-    h("span", { class: "strip-name" }, sample.label), picture, h("span", { class: "strip-level" }, `${format(values.length)} tokens, k3 ${format(mean)}`));
+    h("span", { class: "strip-name" }, sample.label), picture, h("span", { class: "strip-level" }, `${count(values.length, "token")}, k3 ${format(mean)}`));
 }
 
 function sampleView(sample) {
@@ -93,7 +93,7 @@ function sampleView(sample) {
   const labels = Object.entries(sample.groups ?? {}).map(([name, label]) => `${words(name)} ${label}`);
   return [
     h("h3", {}, sample.label),
-    h("p", { class: "quiet" }, [`${format(values.length)} tokens${sample.first_token ? ` from token ${sample.first_token} on` : ""}`, sample.prompt_ids ? `prompt of ${format(sample.prompt_ids.length)} tokens` : null, ...facts, ...labels].filter(Boolean).join(", ")),
+    h("p", { class: "quiet" }, [`${count(values.length, "token")}${sample.first_token ? ` from token ${sample.first_token} on` : ""}`, sample.prompt_ids ? `prompt of ${count(sample.prompt_ids.length, "token")}` : null, ...facts, ...labels].filter(Boolean).join(", ")),
     said, cells(sample, values, said),
   ];
 }

@@ -22,6 +22,10 @@ export const share = (value) => (value === null || value === undefined ? "—"
   : `${(100 * value).toFixed(value !== 0 && Math.abs(value) < 0.1 ? 1 : 0)} %`);
 export const times = (ratio) => (ratio === null || ratio === undefined ? "" : `×${Number(ratio.toPrecision(3))}`);
 export const words = (id) => (id ?? "").replaceAll("_", " ");
+/** "1 step", "2 steps". */
+export const count = (number_, noun) => `${format(number_)} ${noun}${number_ === 1 ? "" : "s"}`;
+/** With one full stop at its end. */
+export const sentence = (text) => (/[.!?]\s*$/.test(text ?? "") ? text.trimEnd() : `${text ?? ""}.`);
 
 export function ago(seconds) {
   if (!seconds) return "—";
@@ -45,9 +49,16 @@ export function verdict(value) {
   return h("span", { class: `verdict ${known}` }, h("span", { "aria-hidden": "true" }, MARKS[known]), ` ${known}`);
 }
 
-/** What a watched series is, in words. */
+const SERIES = {
+  k3: "rollout_train_kl", abs_p50: "median |Δ|", abs_p99: "99th percentile of |Δ|", rho_excess: "E[ρ] − 1",
+  nonfinite_share: "share of tokens that are NaN or infinite", sentinel_share: "share of tokens with a fill value", positive_share: "share of tokens with a log-prob above 0",
+  zero_rollout_share: "share of tokens with q exactly 0", zero_train_share: "share of tokens with p exactly 0", delta_zero_share: "share of tokens with q = p", clamped_share: "share of tokens beyond the clamp",
+};
+
+/** What a watched series is, in words; `k3{replica=3}` is that of one replica. */
 export function series(id) {
-  return { k3: "rollout_train_kl", abs_p50: "median |Δ|", abs_p99: "99th percentile of |Δ|", rho_excess: "E[ρ] − 1" }[id] ?? words(id);
+  const group = /^k3\{(.*)\}$/.exec(id ?? "");
+  return group ? `rollout_train_kl of ${group[1]}` : SERIES[id] ?? words(id);
 }
 
 // The figures that stand at the top of a step: name in the API, title, what it says.

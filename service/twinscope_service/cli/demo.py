@@ -100,9 +100,9 @@ def _replay(console: Any, url: str) -> dict[str, Any]:
     from rich.progress import Progress
 
     from twinscope import Probe
-    from twinscope_service.replay import recording, send, steps
+    from twinscope_service.replay import before_and_after, send, steps
 
-    healthy, faulty = (recording(f"temperature_0.7_{end}") for end in ("restored", "unrestored"))
+    healthy, faulty = before_and_after("temperature_0.7_restored", "temperature_0.7_unrestored")
     plan = [healthy] * HEALTHY_STEPS + [faulty] * FAULTY_STEPS
     console.print(
         "SmolLM2-135M, sampled by vLLM at T=0.7 and re-scored by transformers (recorded)."

@@ -69,11 +69,13 @@ def _check(args: argparse.Namespace, known: list[str]) -> None:
 def plan(fault: str, *, healthy: int, faulty: int) -> list[Batch]:
     """One recorded batch per step: healthy ones, then ones with the fault in them."""
     from twinscope_service.lab.faults import FAULTS, apply
-    from twinscope_service.replay import recording
+    from twinscope_service.replay import before_and_after, recording
 
-    good = recording(RECORDING)
-    known = RECORDED.get(fault)
-    bad = apply(FAULTS[fault], good, seed=1) if known is None else recording(known)
+    if fault in RECORDED:
+        good, bad = before_and_after(RECORDING, RECORDED[fault])
+    else:
+        good = recording(RECORDING)
+        bad = apply(FAULTS[fault], good, seed=1)
     return [good] * healthy + [bad] * faulty
 
 
