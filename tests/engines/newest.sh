@@ -27,4 +27,6 @@ installed = pathlib.Path(importlib.util.find_spec("vllm").submodule_search_locat
 for library in installed.glob("*.so"):
     shutil.copy(library, folder / "vllm" / library.name)
 END
+# What this release needs beyond the installed one.
+"$python" -m pip --disable-pip-version-check install --quiet --no-deps --target "$folder" orjson
 echo "vLLM $version is in $folder"

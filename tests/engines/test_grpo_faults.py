@@ -69,16 +69,16 @@ def test_weights_that_stop_coming_are_a_level_shift_with_its_onset(
     assert all(alert["ratio"] > 5 for alert in shifts)
     assert {step["verdict"] for step in steps[:FAULT_STEP]} == {"ok"}
     assert {step["verdict"] for step in steps[15:]} == {"inconsistent"}
-    assert {family for family, _ in _causes(steps[15:])} == {"weights"}
+    assert {family for family, _ in _causes(steps[13:])} == {"weights"}
 
 
 def test_prefix_cache_that_survives_a_sync_is_named(grpo: Run) -> None:
     """Not flushed from step 10 on: samples with cached prompts are off, the others are not."""
-    steps = grpo("kept-cache", 15, "--keep-cache-from", str(FAULT_STEP))
+    steps = grpo("kept-cache", 16, "--keep-cache-from", str(FAULT_STEP))
 
     assert {step["verdict"] for step in steps[:FAULT_STEP]} == {"ok"}
-    assert {cause for _, cause in _causes(steps[12:])} == {"stale_prefix_cache"}
-    assert {step["verdict"] for step in steps[12:]} == {"inconsistent"}
+    assert {cause for _, cause in _causes(steps[13:])} == {"stale_prefix_cache"}
+    assert {step["verdict"] for step in steps[13:]} == {"inconsistent"}
 
 
 def test_temperature_of_one_side_is_named(grpo: Run) -> None:
