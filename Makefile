@@ -6,7 +6,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.
 PORT   ?= 8321
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo serve test test-hosts test-browser page-speed pictures image test-image dashboards engines-env test-engines test-rtl lint type format docs bench ci clean rtl-env syn
+.PHONY: help setup setup-dev demo serve test test-hosts test-browser page-speed pictures image test-image dashboards engines-env test-engines test-rtl lint type format docs bench bench-env bench-detect ci clean rtl-env syn
 
 help:  ## list the tasks
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -100,5 +100,16 @@ docs: $(VENV)/.dev  ## render the generated pages of docs/
 bench: $(VENV)/.dev  ## the performance tables
 	$(BIN)/twinscope bench measure
 
+.venv-bench/.ready: service/twinscope_service/bench/rivals.txt
+	@echo "installing the other detectors into .venv-bench (once; GPL among them, so they stay out of $(VENV))"
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip --disable-pip-version-check install --quiet -r $<
+	@touch $@
+
+bench-env: .venv-bench/.ready  ## install the detectors that ours are compared with
+
+bench-detect: $(VENV)/.dev .venv-bench/.ready  ## our detectors beside others', into docs/ (15 minutes of a core; TRACES=DIR, SERIES=DIR: recorded runs, public series)
+	$(BIN)/twinscope bench detect --paths 30 --healthy 40 $(if $(TRACES),--traces $(TRACES)) $(if $(SERIES),--series $(SERIES)) --out docs
+
 clean:  ## remove environments and caches
-	rm -rf $(VENV) $(WHEELS) .venv-engines .venv-rtl .mypy_cache .ruff_cache .pytest_cache dist build
+	rm -rf $(VENV) .venv-bench $(WHEELS) .venv-engines .venv-rtl .mypy_cache .ruff_cache .pytest_cache dist build
