@@ -6,6 +6,7 @@ by hand, and a fault is a change of the table, the temperature or the cache.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
@@ -20,7 +21,7 @@ import pytest
 
 from twinscope.errors import ConfigError
 from twinscope_service.config import load_settings
-from twinscope_service.twin.cells import cells, judge, repeat
+from twinscope_service.twin.cells import cells, judge, repeat, repeat_engine
 from twinscope_service.twin.engine import Engine, request, served_model
 from twinscope_service.twin.report import Report, junit, picture, table
 
@@ -29,11 +30,13 @@ LENGTH = 80
 PROMPTS = [[i % VOCABULARY, (7 * i) % VOCABULARY] for i in range(1, 21)]
 
 
+@functools.cache
 def _logits(last: int, *, sharpness: float = 1.0) -> list[float]:
     table = random.Random(last)
     return [sharpness * table.gauss(0.0, 1.5) for _ in range(VOCABULARY)]
 
 
+@functools.cache
 def _logprobs(last: int, temperature: float, *, sharpness: float = 1.0) -> list[float]:
     scaled = [x / temperature for x in _logits(last, sharpness=sharpness)]
     top = max(scaled)
@@ -59,8 +62,12 @@ def score(
 class Table(BaseHTTPRequestHandler):
     """A server of the table's policy: /v1/models, /v1/completions; log-probs are processed ones."""
 
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # one segment per answer: two would wait for each other (Nagle)
     sharpness = 1.0
     offers_prefill = True
+    offers_chosen_ids = True
+    decode_sharpness = 1.0  # of single tokens after a long prompt only
 
     def do_GET(self) -> None:
         self._answer({"data": [{"id": "table"}]})
@@ -69,11 +76,13 @@ class Table(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompts = body["prompt"]
         prompts = prompts if isinstance(prompts[0], list) else [prompts]
-        self._answer({"choices": [self._choice(body, prompt) for prompt in prompts]})
+        choices = [{"index": n, **self._choice(body, p)} for n, p in enumerate(prompts)]
+        self._answer({"choices": choices[::-1]})  # in no order that may be relied on
 
     def _choice(self, body: dict[str, Any], prompt: list[int]) -> dict[str, Any]:
         draw = random.Random(json.dumps([body.get("cache_salt"), prompt, body["temperature"]]))
         ids, values, last = [], [], prompt[-1]
+        noise = random.Random(str(prompt))
         for _ in range(body["max_tokens"]):
             row = _logprobs(last, body["temperature"] or 1.0, sharpness=self.sharpness)
             if body["temperature"]:
@@ -81,11 +90,15 @@ class Table(BaseHTTPRequestHandler):
             else:
                 last = row.index(max(row))
             ids.append(last)
-            values.append(row[last])
+            values.append(row[last] + noise.gauss(0.0, 1e-4))  # no two places are bitwise equal
         choice = {
             "token_ids": ids, "prompt_token_ids": prompt,
             "logprobs": {"tokens": [f"token_id:{i}" for i in ids], "token_logprobs": values},
         }  # fmt: skip
+        if "logprob_token_ids" in body and self.offers_chosen_ids:
+            row = _logprobs(prompt[-1], 1.0, sharpness=self.sharpness * self.decode_sharpness)
+            asked = {f"token_id:{i}": row[i] for i in body["logprob_token_ids"]}
+            choice["logprobs"]["top_logprobs"] = [asked]
         if "prompt_logprobs" in body and self.offers_prefill:
             choice["prompt_logprobs"] = [None] + [
                 {str(token): {"logprob": _logprobs(last, 1.0, sharpness=self.sharpness)[token]}}
@@ -109,6 +122,7 @@ def server() -> Iterator[tuple[str, type[Table]]]:
     """(address, the handler class, whose attributes are the faults)."""
     handler = type("Handler", (Table,), {})
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    httpd.daemon_threads = True  # kept connections
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{httpd.server_address[1]}", handler
@@ -118,13 +132,15 @@ def server() -> Iterator[tuple[str, type[Table]]]:
 
 
 def _check(url: str, *, temperature: float = 1.0, trainer_temperature: float = 1.0) -> Report:
-    engine = Engine(
+    with Engine(
         url, served_model(url), {"temperature": temperature}, LENGTH,
         logprobs_mode="processed_logprobs",
-    )  # fmt: skip
-    found = list(cells(engine, score, PROMPTS, trainer_temperature=trainer_temperature, salt="s"))
+    ) as engine:  # fmt: skip
+        made = cells(engine, score, PROMPTS, trainer_temperature=trainer_temperature, salt="s")
+        found = list(made)
+        engine_again = repeat_engine(engine, found[0].samples)
     again = repeat(score, found[0], temperature=trainer_temperature)
-    return Report(tuple(judge(found, load_settings())), again)
+    return Report(tuple(judge(found, load_settings())), again, engine_again)
 
 
 def _verdicts(report: Report) -> dict[str, str]:
@@ -136,11 +152,14 @@ def test_equal_policies_are_ok_in_every_cell(server: tuple[str, type[Table]]) ->
     report = _check(server[0])
 
     assert _verdicts(report) == dict.fromkeys(
-        ("sampled", "warm cache", "alone", "greedy", "prefill", "trainer alone"), "ok"
-    )
+        ("sampled", "warm cache", "alone", "greedy", "prefill", "forced decode", "engine alone",
+         "trainer alone"), "ok",
+    )  # fmt: skip
     assert report.verdict == "ok"
     assert report.reading() == []
     assert report.repeatability.differing == 0
+    assert report.engine_repeatability is not None
+    assert (report.engine_repeatability.tokens, report.engine_repeatability.differing) == (1600, 0)
 
 
 def test_forgotten_temperature_is_told_from_other_weights(
@@ -151,8 +170,9 @@ def test_forgotten_temperature_is_told_from_other_weights(
 
     verdicts = _verdicts(report)
     assert verdicts["sampled"] == "inconsistent"
-    assert verdicts["prefill"] == verdicts["trainer alone"] == "ok"
+    assert verdicts["prefill"] == verdicts["trainer alone"] == verdicts["forced decode"] == "ok"
     assert any("the weights are the same" in text for text in report.reading())
+    assert any("not the decode path" in text for text in report.reading())
     causes = [cause["cause"] for cause in report.results[0].view.diagnosis]
     assert causes[0] == "temperature_not_restored"
 
@@ -167,6 +187,31 @@ def test_other_weights_differ_in_prefill_too(server: tuple[str, type[Table]]) ->
     verdicts = _verdicts(report)
     assert verdicts["sampled"] == verdicts["prefill"] == "inconsistent"
     assert any(text.startswith("prefill and decoding both") for text in report.reading())
+
+
+def test_broken_decode_path_is_told_from_other_weights(
+    server: tuple[str, type[Table]],
+) -> None:
+    """Given tokens, decoded, differ from the trainer and from the engine's own prefill of them."""
+    url, handler = server
+    handler.decode_sharpness = 0.8
+
+    report = _check(url)
+
+    verdicts = _verdicts(report)
+    assert verdicts["forced decode"] == verdicts["engine alone"] == "inconsistent"
+    assert verdicts["prefill"] == verdicts["trainer alone"] == "ok"
+    assert any("fault of the decode path" in text for text in report.reading())
+
+
+def test_server_that_scores_no_chosen_tokens_is_checked_without_them(
+    server: tuple[str, type[Table]],
+) -> None:
+    """No cell rather than one that compares something else."""
+    url, handler = server
+    handler.offers_chosen_ids = False
+
+    assert not {"forced decode", "engine alone"} & set(_verdicts(_check(url)))
 
 
 def test_server_without_prefill_scores_is_checked_without_them(

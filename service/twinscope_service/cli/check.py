@@ -24,13 +24,28 @@ def add(commands: Any) -> None:
         "the same tokens with the trainer's forward, and says whether and where they differ. Give "
         "the run's own sampling parameters. Exit status: 0 ok, 1 inconsistent, 2 unknown.",
     )
-    parser.add_argument("--rollout", required=True, metavar="URL", help="the server's address")
+    parser.add_argument("--rollout", metavar="URL", help="the server's address")
+    parser.add_argument("--engine", choices=("server", "vllm-offline"), default="server",
+                        help="vllm-offline: no server; vLLM is started for the check")  # fmt: skip
+    parser.add_argument("--engine-python", default=sys.executable, metavar="PYTHON",
+                        help="vllm-offline: the interpreter that has vLLM")  # fmt: skip
+    parser.add_argument("--engine-model", metavar="MODEL", help="vllm-offline: default --model")
+    parser.add_argument("--engine-args", type=json.loads, default={}, metavar="JSON",
+                        help="vllm-offline: arguments of vllm.LLM")  # fmt: skip
     parser.add_argument("--model", required=True, help="Hugging Face folder or name of the policy")
     parser.add_argument("--scorer", metavar="MODULE:FUNCTION",
                         help="your own forward instead of transformers")  # fmt: skip
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--device", default="cpu", help="of the trainer's forward")
-    parser.add_argument("--micro-batch", type=int, default=8, metavar="SAMPLES")
+    parser.add_argument("--layout", default="padded", choices=("padded", "packed", "positions"),
+                        help="of the trainer's batches; positions: packed, kept apart by position "
+                        "ids alone")  # fmt: skip
+    parser.add_argument("--micro-batch", type=int, nargs="+", default=[8], metavar="SAMPLES",
+                        help="the run's size; more sizes are compared with it")  # fmt: skip
+    parser.add_argument("--train-mode", action="store_true",
+                        help="the trainer scores in train mode, dropout included")  # fmt: skip
+    parser.add_argument("--no-forced-decode", dest="forced", action="store_false",
+                        help="leave out the cells that ask the engine token by token")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts")
     for name in SAMPLING[1:]:
         kind = int if name == "top_k" else float
@@ -64,32 +79,78 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> Any:
     from twinscope_service.config import load_settings
-    from twinscope_service.twin.cells import cells, judge, repeat
-    from twinscope_service.twin.engine import Engine, served_model
+    from twinscope_service.twin.cells import cells, judge, repeat, repeat_engine
     from twinscope_service.twin.prompts import encode
     from twinscope_service.twin.report import Report
-    from twinscope_service.twin.trainer import HuggingFaceScorer, load_scorer, load_tokenizer
+    from twinscope_service.twin.trainer import load_tokenizer
 
-    url, key = args.rollout.rstrip("/").removesuffix("/v1"), os.environ.get("OPENAI_API_KEY")
-    asked = {name: getattr(args, name) for name in SAMPLING}
-    engine = Engine(
-        url, served_model(url, api_key=key), max_tokens=args.max_tokens, api_key=key,
-        sampling={name: value for name, value in asked.items() if value is not None},
-        logprobs_mode=args.logprobs_mode,
-    )  # fmt: skip
+    score, others, train = _scorers(args)
     prompts = encode(load_tokenizer(args.model), copies=args.copies)
-    if args.scorer:
-        score: Any = load_scorer(args.scorer)
-    else:
-        score = HuggingFaceScorer.load(
-            args.model, dtype=args.dtype, rows=args.micro_batch, device=args.device
-        )
     given = args.trainer_temperature
-    temperature = args.temperature if given is None else given
-    found = list(cells(engine, score, prompts, trainer_temperature=temperature or 1.0,
-                       salt=uuid.uuid4().hex, tell=_tell))  # fmt: skip
-    repeatability = repeat(score, found[0], temperature=temperature or 1.0)
-    return Report(tuple(judge(found, load_settings())), repeatability)
+    temperature = (args.temperature if given is None else given) or 1.0
+    with _engine(args) as engine:
+        found = list(
+            cells(
+                engine, score, prompts, trainer_temperature=temperature, salt=uuid.uuid4().hex,
+                others=others, forced=args.forced, tell=_tell,
+            )
+        )  # fmt: skip
+        _tell("engine twice")
+        engine_repeated = repeat_engine(engine, found[0].samples)
+    return Report(
+        tuple(judge(found, load_settings())),
+        repeat(score, found[0], temperature=temperature),
+        engine_repeated,
+        repeat(train, found[0], temperature=temperature) if train is not None else None,
+        _dropouts(train),
+    )
+
+
+def _engine(args: argparse.Namespace) -> Any:
+    """The engine, as a context. Raises ConfigError for arguments that do not go together."""
+    from twinscope.errors import ConfigError
+    from twinscope_service.twin.engine import Engine, served_model
+    from twinscope_service.twin.offline import OfflineEngine
+
+    asked = {name: getattr(args, name) for name in SAMPLING}
+    sampling = {name: value for name, value in asked.items() if value is not None}
+    if args.engine == "vllm-offline":
+        given = {"logprobs_mode": args.logprobs_mode} if args.logprobs_mode else {}
+        return OfflineEngine(
+            args.engine_python, args.engine_model or args.model, sampling, args.max_tokens,
+            {**given, **args.engine_args},
+        )  # fmt: skip
+    if args.rollout is None:
+        raise ConfigError("--rollout: absent; give the server's address, or --engine vllm-offline")
+    url, key = args.rollout.rstrip("/").removesuffix("/v1"), os.environ.get("OPENAI_API_KEY")
+    return Engine(
+        url, served_model(url, api_key=key), max_tokens=args.max_tokens, api_key=key,
+        sampling=sampling, logprobs_mode=args.logprobs_mode,
+    )  # fmt: skip
+
+
+def _scorers(args: argparse.Namespace) -> tuple[Any, dict[str, Any], Any]:
+    """(the trainer, the trainer in other micro-batches by the cell's name, in train mode)."""
+    from dataclasses import replace
+
+    from twinscope_service.twin.trainer import HuggingFaceScorer, load_scorer
+
+    if args.scorer:
+        return load_scorer(args.scorer), {}, None
+    size, *more = args.micro_batch
+    plain = HuggingFaceScorer.load(
+        args.model, dtype=args.dtype, rows=size, device=args.device, layout=args.layout
+    )
+    train = replace(plain, train_mode=True)
+    used = train if args.train_mode else plain
+    others = {f"trainer in {n}s": replace(used, rows=n) for n in more}
+    return used, others, (plain if args.train_mode else train)
+
+
+def _dropouts(train: Any) -> tuple[str, ...]:
+    from twinscope_service.twin.trainer import dropouts
+
+    return () if train is None else tuple(dropouts(train.model))
 
 
 def _tell(what: str) -> None:

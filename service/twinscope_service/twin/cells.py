@@ -14,7 +14,7 @@ from twinscope import Probe
 from twinscope.testing import InMemorySink
 from twinscope_service.config import Settings
 from twinscope_service.pipeline import open_pipeline
-from twinscope_service.twin.engine import Engine, Samples
+from twinscope_service.twin.engine import Samples, Source
 from twinscope_service.twin.trainer import Scorer
 from twinscope_service.views import StepView, Verdict
 
@@ -53,7 +53,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Repeatability:
-    """The trainer's forward, twice on the same batch."""
+    """The same tokens scored twice: how many values differ."""
 
     tokens: int
     differing: int
@@ -61,15 +61,21 @@ class Repeatability:
 
 
 def cells(
-    engine: Engine,
+    engine: Source,
     score: Scorer,
     prompts: Sequence[Sequence[int]],
     *,
     trainer_temperature: float,
     salt: str,
+    others: Mapping[str, Scorer] | None = None,
+    forced: bool = True,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Cell]:
-    """Sample and score, cell by cell; `tell(what)` before each piece of work."""
+    """Sample and score, cell by cell; `tell(what)` before each piece of work.
+
+    `others`: the trainer in other micro-batches, by the cell's name. `forced`: forced decoding too,
+    which takes a request per token.
+    """
 
     def against_trainer(name: str, question: str, found: Samples, temperature: float) -> Cell:
         tell(f"{name}: trainer")
@@ -96,41 +102,71 @@ def cells(
     question = "Without randomness and temperature: is it the sampling, or the model?"
     found = against_trainer("greedy", question, greedy, 1.0)
     yield dataclasses.replace(found, sampling={"temperature": 0.0})
-    yield from _engine_cells(engine, score, cold, tell)
-    yield _layout_cell(score, first, trainer_temperature, tell)
+    yield from _engine_cells(engine, score, cold, forced=forced, tell=tell)
+    yield from _trainer_cells(score, first, trainer_temperature, others or {}, tell)
 
 
 def _engine_cells(
-    engine: Engine, score: Scorer, cold: Samples, tell: Callable[[str], None]
+    engine: Source, score: Scorer, cold: Samples, *, forced: bool, tell: Callable[[str], None]
 ) -> Iterator[Cell]:
-    """The third scorer: the engine's prefill of the tokens that it decoded."""
+    """The third and the fourth scorer: the engine's prefill, and its decoding, of given tokens."""
     tell("prefill: engine")
     prefill = engine.prefill(cold)
-    if prefill is None:
+    if forced:
+        tell("forced decode: engine")
+    decoded = engine.forced(cold) if forced else None
+    if prefill is None and decoded is None:
         return
     tell("prefill: trainer")
     p = score(cold.prompts, cold.responses, temperature=1.0)
-    question = "The engine's prefill against the trainer, both at temperature 1: same weights?"
-    yield Cell("prefill", question, cold, prefill, p, {"temperature": 1.0})
+    plain = {"temperature": 1.0}
+    if prefill is not None:
+        question = "The engine's prefill against the trainer, both at temperature 1: same weights?"
+        yield Cell("prefill", question, cold, prefill, p, plain)
+    if decoded is not None:
+        question = "The same tokens decoded one by one, at temperature 1: is the decode path right?"
+        yield Cell("forced decode", question, cold, decoded, p, plain)
+    if prefill is not None and decoded is not None:
+        question = "The engine against itself: does decoding give what its prefill gives?"
+        yield Cell("engine alone", question, cold, decoded, prefill, plain)
 
 
-def _layout_cell(
-    score: Scorer, first: Cell, temperature: float, tell: Callable[[str], None]
-) -> Cell:
-    """The trainer against itself: padded micro-batches and one sample at a time."""
+def _trainer_cells(
+    score: Scorer,
+    first: Cell,
+    temperature: float,
+    others: Mapping[str, Scorer],
+    tell: Callable[[str], None],
+) -> Iterator[Cell]:
+    """The trainer against itself: in its layout, in other micro-batches, and sample by sample."""
     tell("trainer alone")
     pairs = zip(first.samples.prompts, first.samples.responses, strict=True)
     single = [score([prompt], [response], temperature=temperature)[0] for prompt, response in pairs]
-    question = "The trainer against itself, padded and alone: does padding reach the numbers?"
-    return Cell("trainer alone", question, first.samples, single, first.train, first.sampling)
+    question = "The trainer against itself, in its layout and alone: does the layout matter?"
+    yield Cell("trainer alone", question, first.samples, single, first.train, first.sampling)
+    for name, other in others.items():
+        tell(name)
+        found = other(first.samples.prompts, first.samples.responses, temperature=temperature)
+        question = "The trainer in micro-batches of another size: does it matter?"
+        yield Cell(name, question, first.samples, found, first.train, first.sampling)
 
 
 def repeat(score: Scorer, cell: Cell, *, temperature: float) -> Repeatability:
-    """Score the cell's tokens once more as before."""
+    """Score the cell's tokens once more, with `score`, and compare."""
     again = score(cell.samples.prompts, cell.samples.responses, temperature=temperature)
+    return _compare(cell.train, again)
+
+
+def repeat_engine(engine: Source, samples: Samples) -> Repeatability | None:
+    """The engine's prefill of the same tokens, twice; None: it offers no such scores."""
+    once, again = engine.prefill(samples), engine.prefill(samples)
+    return None if once is None or again is None else _compare(once, again)
+
+
+def _compare(once: Values, again: Values) -> Repeatability:
     gaps = [
         abs(a - b)
-        for row, other in zip(cell.train, again, strict=True)
+        for row, other in zip(once, again, strict=True)
         for a, b in zip(row, other, strict=True)
     ]
     return Repeatability(len(gaps), sum(gap > 0 for gap in gaps), max(gaps, default=0.0))

@@ -6,13 +6,17 @@ Prompts travel as ids and answers come back with ids: nothing is tokenised twice
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from twinscope.errors import ConfigError
 from twinscope.hosts.openai import read_completions
 
 TIMEOUT_S = 600.0
+# What a model's generation_config.json would else fill in.
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+MOST_IDS = 100  # token ids that are scored beside the sampled one in one request; vLLM takes 128
 AT_ONCE = 16  # prompts of one request for scores: its answer lists every prompt token
 
 
@@ -27,9 +31,35 @@ class Samples:
     fingerprint: Mapping[str, Any] | None = None
 
 
+class Source(Protocol):
+    """What the twin test asks of an engine, on a server or not."""
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """The run's own parameters."""
+        ...
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], *, alone: bool, salt: str, **changes: Any
+    ) -> Samples:
+        """One completion per prompt."""
+        ...
+
+    def prefill(self, samples: Samples) -> list[list[float]] | None:
+        """Scores of given tokens as parts of prompts, temperature 1; None: not offered."""
+        ...
+
+    def forced(self, samples: Samples) -> list[list[float]] | None:
+        """Scores of given tokens decoded one by one, temperature 1; None: not offered."""
+        ...
+
+
 @dataclass(frozen=True)
 class Engine:
-    """A server at `url`; `sampling` are the run's own parameters, as request fields."""
+    """A server at `url`; `sampling` are the run's own parameters, as request fields.
+
+    A context manager, which closes its connections.
+    """
 
     url: str
     model: str
@@ -37,6 +67,13 @@ class Engine:
     max_tokens: int
     logprobs_mode: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    client: Any = field(default_factory=lambda: _client(), repr=False, compare=False)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
 
     def sample(
         self, prompts: Sequence[Sequence[int]], *, alone: bool, salt: str, **changes: Any
@@ -83,10 +120,54 @@ class Engine:
                 rows.append([float(entry[str(token)]["logprob"]) for entry, token in scored])
         return rows
 
+    def forced(self, samples: Samples) -> list[list[float]] | None:
+        """The engine's scores of given tokens, decoded one by one; None: it does not offer them.
+
+        Token t is asked for after the prompt and the tokens before it, all samples in one request:
+        one new token each, the rest from the prefix cache, as in decoding. vLLM's
+        `logprob_token_ids` names the tokens that are scored, whichever is sampled.
+        """
+        rows: list[list[float]] = [[] for _ in samples.responses]
+        for t in range(max(map(len, samples.responses), default=0)):
+            live = [s for s, response in enumerate(samples.responses) if t < len(response)]
+            for begin in range(0, len(live), MOST_IDS):
+                part = live[begin : begin + MOST_IDS]
+                found = self._score_next(samples, part, t)
+                if found is None:
+                    return None
+                for s, value in zip(part, found, strict=True):
+                    rows[s].append(value)
+        return rows
+
+    def _score_next(self, samples: Samples, part: Sequence[int], t: int) -> list[float] | None:
+        """The scores of token `t` of the samples `part`."""
+        asked = [samples.responses[s][t] for s in part]
+        body = {
+            "prompt": [[*samples.prompts[s], *samples.responses[s][:t]] for s in part],
+            "max_tokens": 1, "logprobs": 1, **NEUTRAL,
+            "logprob_token_ids": sorted(set(asked)), "return_tokens_as_token_ids": True,
+        }  # fmt: skip
+        choices = self._post(body)["choices"]
+        if len(choices) != len(part):
+            return None
+        found = [_named(choice, token) for choice, token in zip(choices, asked, strict=True)]
+        return [value for value in found if value is not None] if None not in found else None
+
     def _post(self, body: Mapping[str, Any]) -> Any:
-        return request(
-            f"{self.url}/v1/completions", {"model": self.model, **body}, api_key=self.api_key
-        )
+        """The answer, its choices in the order of the prompts."""
+        answer = request(
+            f"{self.url}/v1/completions", {"model": self.model, **body}, api_key=self.api_key,
+            client=self.client,
+        )  # fmt: skip
+        answer["choices"].sort(key=lambda choice: int(choice.get("index", 0)))
+        return answer
+
+
+def _named(choice: Mapping[str, Any], token: int) -> float | None:
+    """The score of `token` at a choice's first place; None: it is not among those returned."""
+    tables = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
+    value = tables[0].get(f"token_id:{token}")
+    return None if value is None else float(value)
 
 
 def served_model(url: str, *, api_key: str | None = None) -> str:
@@ -95,16 +176,25 @@ def served_model(url: str, *, api_key: str | None = None) -> str:
     return str(found["data"][0]["id"])
 
 
-def request(url: str, body: Mapping[str, Any] | None, *, api_key: str | None) -> Any:
+def _client() -> Any:
+    """Connections that are kept: forced decoding is a request per token."""
+    import httpx
+
+    return httpx.Client(timeout=TIMEOUT_S)
+
+
+def request(
+    url: str, body: Mapping[str, Any] | None, *, api_key: str | None, client: Any = None
+) -> Any:
     """The JSON answer of POST, or of GET without a body. Raises ConfigError."""
     import httpx
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    given = {} if body is None else {"json": dict(body)}
+    method = "GET" if body is None else "POST"
     try:
-        if body is None:
-            answer = httpx.get(url, headers=headers, timeout=TIMEOUT_S)
-        else:
-            answer = httpx.post(url, json=dict(body), headers=headers, timeout=TIMEOUT_S)
+        with nullcontext(client) if client is not None else _client() as kept:
+            answer = kept.request(method, url, headers=headers, **given)
     except httpx.HTTPError as error:
         raise ConfigError(f"{url}: {error or type(error).__name__}; is the server up?") from error
     if answer.status_code != 200:

@@ -19,7 +19,10 @@ class Report:
     """All cells of one check."""
 
     results: tuple[Result, ...]
-    repeatability: Repeatability
+    repeatability: Repeatability  # of the trainer's forward
+    engine_repeatability: Repeatability | None = None  # None: the engine scores no given tokens
+    train_mode: Repeatability | None = None  # eval against train mode; None: not asked
+    dropouts: tuple[str, ...] = ()  # what drops values in train mode
 
     @property
     def verdict(self) -> Verdict:
@@ -32,6 +35,9 @@ class Report:
             "verdict": self.verdict,
             "reading": self.reading(),
             "trainer_repeatability": asdict(self.repeatability),
+            "engine_repeatability": _plain(self.engine_repeatability),
+            "train_mode": _plain(self.train_mode),
+            "dropouts": list(self.dropouts),
             "cells": [
                 {
                     "cell": r.cell.name,
@@ -49,13 +55,29 @@ class Report:
         seen = {r.cell.name for r in self.results}
         found = [text for names, absent, text in RULES
                  if names <= bad and names | absent <= seen and not absent & bad]  # fmt: skip
-        if self.repeatability.differing:
+        twice = {"the trainer's forward": self.repeatability,
+                 "the engine's prefill": self.engine_repeatability}  # fmt: skip
+        for who, repeated in twice.items():
+            if repeated is not None and repeated.differing:
+                found.append(f"{who} is not repeatable: {_amount(repeated)} between two passes")
+        if self.train_mode is not None and self.train_mode.differing:
             found.append(
-                f"the trainer's forward is not repeatable: {self.repeatability.differing} of "
-                f"{self.repeatability.tokens} tokens differ by up to "
-                f"{self.repeatability.largest:.2g} nats between two passes"
+                f"in train mode the trainer's forward differs: {_amount(self.train_mode)} "
+                f"(dropout: {', '.join(self.dropouts[:3]) or 'none found'}): score in eval mode, "
+                "or without dropout"
             )
         return found
+
+
+def _amount(repeated: Repeatability) -> str:
+    return (
+        f"{repeated.differing} of {repeated.tokens} tokens differ by up to "
+        f"{repeated.largest:.2g} nats"
+    )
+
+
+def _plain(repeated: Repeatability | None) -> dict[str, Any] | None:
+    return None if repeated is None else asdict(repeated)
 
 
 # fmt: off
@@ -64,6 +86,14 @@ RULES: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
     (frozenset({"sampled"}), frozenset({"prefill"}),
      "the engine's prefill agrees with the trainer, its decoding does not: the weights are the "
      "same; look at sampling parameters, logprobs_mode, or the decode path"),
+    (frozenset({"sampled"}), frozenset({"prefill", "forced decode"}),
+     "decoding given tokens agrees as well: what is sampled or reported differs, not the decode "
+     "path"),
+    (frozenset({"forced decode"}), frozenset({"prefill"}),
+     "the engine's decoding of given tokens differs from the trainer, its prefill does not: a "
+     "fault of the decode path (kernels, precision of the KV cache), not of the weights"),
+    (frozenset({"engine alone"}), frozenset(),
+     "the engine disagrees with itself: decoding does not give what its prefill gives"),
     (frozenset({"sampled", "prefill"}), frozenset(),
      "prefill and decoding both differ from the trainer: weights, model configuration, precision"),
     (frozenset({"sampled"}), frozenset({"greedy"}),
@@ -74,7 +104,8 @@ RULES: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
     (frozenset({"sampled"}), frozenset({"alone"}),
      "only in a batch: the engine's numbers depend on what else is in the batch"),
     (frozenset({"trainer alone"}), frozenset(),
-     "the trainer disagrees with itself: padding or positions reach its numbers"),
+     "the trainer disagrees with itself: padding, positions or the neighbours in a packed row "
+     "reach its numbers"),
 )
 # fmt: on
 
@@ -111,6 +142,7 @@ def junit(report: Report) -> str:
         elif result.verdict == "unknown":
             ElementTree.SubElement(case, "skipped", message=text)
     suite.set("failures", str(failures))
+    ElementTree.SubElement(suite, "system-out").text = "\n".join(report.reading())
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
