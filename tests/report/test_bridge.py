@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,36 @@ def test_tensorboard_reads_the_numbers_of_the_api(
     assert [event.value for event in found] == pytest.approx(column, rel=1e-6)
     assert events.Scalars("twinscope/inconsistent")[-1].value == 1.0
     assert "twinscope/cause/temperature_not_restored" in events.Tags()["scalars"]
+
+
+def test_wandb_writes_the_numbers_of_the_api_to_its_own_file(
+    service: ServiceProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real package, offline; its file read back record by record."""
+    pytest.importorskip("wandb")
+    from wandb_file import read_records
+
+    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    assert main(["bridge", "demo", "--wandb", "my-project", "--url", service.url]) == 0
+    (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    records = read_records(path)
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+        for items in (record.history.item for record in records if record.HasField("history"))
+    ]
+    (run,) = (record.run for record in records if record.HasField("run"))
+    axes = {
+        record.metric.glob_name: record.metric.step_metric
+        for record in records
+        if record.HasField("metric")
+    }
+
+    assert (run.project, run.display_name) == ("my-project", "demo")
+    assert axes["twinscope/*"] == "twinscope/step"
+    assert [row["twinscope/step"] for row in rows] == list(range(LAST + 1))
+    assert [row["twinscope/k3_mean"] for row in rows] == client.timeline("demo").columns["k3_mean"]
+    assert rows[-1]["twinscope/inconsistent"] == 1.0
 
 
 class Session:

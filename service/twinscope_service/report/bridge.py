@@ -95,12 +95,12 @@ class WeightsAndBiases:
 
 
 def open_wandb(project: str, run: str) -> WeightsAndBiases:
-    """Start, or go on with, the W&B run of the same name. Raises ConfigError."""
+    """Start a W&B run of the same name, in the mode that WANDB_MODE says. Raises ConfigError."""
     try:
         import wandb
     except ImportError:
         raise ConfigError("--wandb: pip install 'twinscope[wandb]'") from None
-    return WeightsAndBiases(wandb.init(project=project, name=run, resume="allow"))
+    return WeightsAndBiases(wandb.init(project=project, name=run))
 
 
 def follow(client: Client, run: str, target: Target, *, wait: Callable[[], bool]) -> None:

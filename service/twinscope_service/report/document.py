@@ -92,7 +92,7 @@ def _causes(step: StepView) -> list[Element]:
     for cause in step.diagnosis:
         after = cause.get("k3_after")
         source = f" ({cause['k3_after_is']})" if cause.get("k3_after_is") else ""
-        remains = f"Without it rollout_train_kl would be {number(after)}{source}." if after else None
+        remains = f"Without it the level would be {number(after)}{source}." if after else None
         estimate = ", ".join(f"{k} {_plain(v)}" for k, v in (cause.get("estimate") or {}).items())
         parts += [
             tag("h3", f"{cause['cause']}, confidence {100 * cause['confidence']:.0f} %"),
