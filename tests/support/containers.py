@@ -100,3 +100,5 @@ def _daemon(folder: Path) -> Iterator[Engine]:
         process.terminate()
         process.wait(timeout=60)
         log.close()
+        left = [str(path) for path in (folder / "exec/netns").glob("*")]  # mounts it does not undo
+        subprocess.run(["umount", "--lazy", *left], check=False, capture_output=True)
