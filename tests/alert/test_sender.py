@@ -266,6 +266,21 @@ def test_apprise_reaches_its_services_with_title_and_text(desk: Desk) -> None:
     assert "k3 shifted at step 100" in document["message"]
 
 
+def test_markup_in_a_run_name_reaches_a_reader_of_html_as_text(desk: Desk) -> None:
+    """A service whose messages are HTML is sent the name escaped; its own lines stay lines."""
+    pytest.importorskip("apprise")
+    hostile = '<img src=x onerror="hit()">'
+    with receiving() as receiver:
+        url = f"json://127.0.0.1:{receiver.port}/hook?format=html"
+        senders = alerting(desk, [{"name": "ops", "type": "apprise", "url": url, **FAST}])
+        desk.say(alert(), run=hostile)
+        receiver.wait_for(lambda: len(receiver.accepted) == 1)
+        senders.close()
+    document = json.loads(receiver.accepted[0].body)
+    assert "<img" not in document["message"]
+    assert "&lt;img" in document["message"]
+
+
 def test_no_answer_body_is_ever_read(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that sends gigabytes costs nothing."""
 

@@ -153,7 +153,9 @@ class _Apprise:
         title, body = text.digest(group, found)
         states = {news["state"] for news in group}
         kind = "warning" if "firing" in states else "info" if "provisional" in states else "success"
-        if not self._service.notify(title=title, body=body, notify_type=kind):
+        # Plain text, so that a service that reads HTML is sent a run's markup escaped.
+        told = self._service.notify(title=title, body=body, notify_type=kind, body_format="text")
+        if not told:
             raise Undelivered("the service did not take it; apprise's log says why")
 
     def close(self) -> None:
