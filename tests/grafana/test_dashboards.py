@@ -117,6 +117,34 @@ def test_the_committed_json_is_what_the_code_renders(board: boards.Board) -> Non
     assert (FOLDER / f"{board.uid}.json").read_text() == grafana.render(board)
 
 
+@pytest.mark.parametrize("board", boards.BOARDS, ids=lambda board: board.uid)
+def test_grafanas_own_schema_knows_every_field(board: boards.Board) -> None:
+    """The committed JSON read into the SDK's types and written again is the same document."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    committed = json.loads((FOLDER / f"{board.uid}.json").read_text())
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(committed)))
+
+    assert read == committed
+
+
+@pytest.mark.parametrize("board", boards.BOARDS, ids=lambda board: board.uid)
+def test_a_run_name_stays_text_in_grafana(board: boards.Board) -> None:
+    """No panel renders HTML; in addresses the name is percent-encoded, in queries a label value."""
+    document = json.loads((FOLDER / f"{board.uid}.json").read_text())
+    text = json.dumps(document)
+
+    assert {panel["type"] for panel in document["panels"]} <= {
+        "timeseries", "stat", "state-timeline", "bargauge", "table",
+    }  # fmt: skip
+    for address in re.findall(r'"url": "([^"]*)"', text):
+        for variable in re.findall(r"\$\{([^}]*run[^}]*)\}", address):
+            assert variable.endswith(":percentencode"), address
+    for query in re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', text):
+        assert re.search(r"\$\{?run", re.sub(r'run=~\\"\$run\\"', "", query)) is None, query
+
+
 def test_only_catalogued_metrics_are_asked_for() -> None:
     """A renamed metric is found here, not on an empty panel."""
     named = {
