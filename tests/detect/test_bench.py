@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twinscope_service.bench import arl, detect, detect_rivals, detect_series
+from twinscope_service.bench import arl, detect, detect_report, detect_rivals, detect_series
 from twinscope_service.bench.detect_series import Case, covering, f_measure
 from twinscope_service.detect import kernels as k
 from twinscope_service.detect.thresholds import likelihood_arl, limits
@@ -65,15 +65,69 @@ def test_a_detector_that_knows_the_change_has_delay_one_and_zero_never_alarms() 
     assert (rows["zero"].median_delay, rows["zero"].missed) == (detect_series.AFTER, 1.0)
 
 
+def test_detections_are_counted_by_hand() -> None:
+    """Four cases: found at the third step, missed, alarmed before the change, found at once."""
+    y, _ = arl.noise(arl.NORMAL, 120, seed=1)
+    case = Case("n", "n 5σ", y, 60)
+
+    def alarm(*at: int) -> np.ndarray:
+        scores = np.zeros(120)
+        scores[list(at)] = 1.0
+        return scores
+
+    placed = np.full(120, 61.0)
+    found = detect.detections(
+        [(case, alarm(62), placed), (case, alarm(), None), (case, alarm(30, 70), None),
+         (case, alarm(60), None)], 1.0,
+    )  # fmt: skip
+    assert found.delays == [3, detect_series.AFTER, 1]
+    assert found.errors == [1.0, 0.0]  # estimated 61 for 60; without an estimate the alarm
+    assert (found.missed, found.early) == (1, 1)
+    assert found.exposure == 40 + 40 + 10 + 40  # after a burn-in of 20
+
+
+def test_our_onset_of_a_large_shift_is_exact() -> None:
+    """From the second step of the shift on."""
+    y, _ = arl.noise(arl.NORMAL, 130, seed=4)
+    y[120:] += 8.0
+    assert detect.onsets(y)[122:].tolist() == [120.0] * 8
+
+
+def test_the_table_says_where_somebody_is_earlier_and_what_it_costs_them() -> None:
+    """One family lost to a detector that misses a third of it, one that is level."""
+
+    def row(family: str, detector: str, median: float, missed: float = 0.0) -> detect.Row:
+        return detect.Row(family, detector, median, median, missed, 0, 100, 0.0)
+
+    rows = [row("a", detect.OURS, 3), row("a", "x", 1, 1 / 3), row("b", detect.OURS, 2),
+            row("b", "x", 2)]  # fmt: skip
+    assert detect_report.losses(rows)[2:] == ["| a | 3 | 1 | x (33% missed) |"]
+    ours = detect_report.summary_table(rows, {})[2]
+    assert ours.startswith(f"| {detect.OURS} | 1 of 2 | 0 | 2.5 |")
+
+
+def test_kept_answers_are_used_for_the_same_series_only(tmp_path: Path) -> None:
+    """Made by running the script again when the series differ; here nothing can run."""
+    series = {"c0": np.arange(30.0)}
+    kept = tmp_path / "kept.npz"
+    script = Path(detect_rivals.__file__)
+    answers = {"zero|c0": np.zeros(30), "zero|cost": np.array([1e-6])}
+    np.savez(kept, digest=np.array(detect._digest(series, script)), **answers)  # type: ignore[arg-type]
+    found = detect.ask_rivals(series, Path("/no/such/python"), kept=kept)
+    assert found.costs == {"zero": 1e-6}
+    with pytest.raises(FileNotFoundError):
+        detect.ask_rivals({"c0": np.ones(30)}, Path("/no/such/python"), kept=kept)
+
+
 @pytest.mark.parametrize("name", ["three_sigma", "ewma", "bocpd"])
 def test_rivals_that_are_written_here_see_a_large_shift_and_nothing_later(name: str) -> None:
     """Scores rise at the change, and do not depend on the future."""
     y, _ = arl.noise(arl.NORMAL, 160, seed=2)
     y[120:] += 6.0
     detector = detect_rivals.RIVALS[name]
-    scores = detector(y)
-    assert scores[120:126].max() > scores[20:120].max()
-    assert detector(y[:100]) == pytest.approx(scores[:100])
+    scores = np.atleast_2d(detector(y))
+    assert scores[0, 120:126].max() > scores[0, 20:120].max()
+    assert np.atleast_2d(detector(y[:100])) == pytest.approx(scores[:, :100])
 
 
 def test_public_series_are_read_from_the_folder_that_is_named(tmp_path: Path) -> None:

@@ -241,6 +241,14 @@ def test_a_state_stored_and_loaded_in_mid_excursion_gives_the_same_findings(stop
     assert end == whole
 
 
+def test_a_state_is_as_large_after_a_long_run_as_after_a_short_one() -> None:
+    """Rings, not histories."""
+    state, _ = watch(healthy(250, seed=2))
+    early = len(json.dumps(state.as_json()))
+    state, _ = watch(healthy(2000, seed=3), state=state, first_step=250)
+    assert abs(len(json.dumps(state.as_json())) - early) < 100
+
+
 def test_update_leaves_the_old_state_alone() -> None:
     """Pure: the same state twice gives the same answer twice."""
     state, _ = watch(healthy(50, seed=1))
