@@ -113,3 +113,28 @@ def test_a_constant_is_named_with_its_value_and_side(healthy: Case, diagnosed: D
 
     assert first.estimate["value"] == pytest.approx(np.log(1e-6), rel=1e-6)
     assert first.estimate["side"] == "rollout"
+
+
+def test_one_exchanged_sample_of_twenty_is_not_blamed_on_the_weights(
+    healthy: Case, diagnosed: Diagnose
+) -> None:
+    """Its p belongs to a sample that is not in the batch; all others agree."""
+    batch = part(healthy, tokens=2000, seed=2).batch
+    p = np.array(batch.tensors["train_logprobs"])
+    size = int(batch.offsets[1])
+    p[:size] = np.roll(healthy.batch.tensors["train_logprobs"], 5000)[:size]
+    first = diagnosed(replace(batch, tensors={**batch.tensors, "train_logprobs": p}))[0]
+
+    assert first.cause == "sample_permutation"
+    assert first.estimate["samples"] == 1
+
+
+def test_the_usual_difference_of_precision_does_not_explain_wrong_weights(
+    healthy: Case, diagnosed: Diagnose
+) -> None:
+    """bfloat16 engine, float32 trainer, both declared; k3 is twenty times the healthy one."""
+    noisy = apply(FAULTS["partial_weight_sync"], healthy.batch, seed=2)
+    prints = {"rollout": {"dtype": "bfloat16"}, "train": {"dtype": "float32"}}
+    first = diagnosed(replace(noisy, **prints))[0]
+
+    assert first.family == "weights"

@@ -143,7 +143,9 @@ def sample_permutation(view: View) -> Claim | None:
     own = np.abs(q - p).mean(axis=1)
     suspects = known & (own > 0.4) & (view.sample_correlation < 0.7)
     if suspects.sum() < max(2, 0.04 * known.sum()):
-        return None
+        suspects = _lone(view, suspects & (own > 1.0))
+        if not suspects.any():
+            return None
     asked, partner = _partners(q, p, own, known, suspects)
     repaired = partner >= 0
     share_matched = float(repaired.mean()) if len(asked) else 0.0
@@ -170,6 +172,18 @@ def sample_permutation(view: View) -> Claim | None:
         group=() if found else ("sample_permutation", "retokenized", "wrong_token_logprob"),
         separator="token ids, or a digest of them, from both sides",
     )
+
+
+def _lone(view: View, suspects: Mask) -> Mask:
+    """Few samples that are unrelated beyond doubt, all others quiet; none without a suspect.
+
+    One of two exchanged samples may begin like its own, when both answer one prompt.
+    """
+    size = view.column("abs") / np.maximum(view.column("n"), 1.0)
+    unrelated: Mask = (view.sample_correlation < 0.4) & (size > 1.0)
+    quiet = level_at(view, view.k3_of(~unrelated)) < RAISED
+    certain = quiet and bool((suspects & unrelated).any())
+    return unrelated if certain else np.zeros_like(unrelated)
 
 
 def _levels_alike(view: View, rows: Mask) -> bool:

@@ -43,6 +43,11 @@ def level_at(view: View, k3: float | None) -> float:
     return min(max(log(k3 / floor) / log(half_way / floor), 0.0), 3.0)
 
 
+def usual_k3(view: View) -> float:
+    """The most that precision and kernels alone give in pairs of this class."""
+    return HALF_WAY[model_class(view)] / 2.0
+
+
 def expected_floor(view: View, *, temperature: float = 1.0) -> float:
     """k3 that this pair would have without its fault: the run's own, else typical by precision.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log, sqrt
+from math import log, log10, sqrt
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from twinscope_service.diagnose.alignment import spearman
 from twinscope_service.diagnose.calibration import EVEN_HINT, HINT_SLOPE
 from twinscope_service.diagnose.claim import Claim, Diagnostic
-from twinscope_service.diagnose.level import level_strength, model_class
+from twinscope_service.diagnose.level import level_strength, model_class, usual_k3
 from twinscope_service.diagnose.mixture import loud_samples
 from twinscope_service.diagnose.view import Estimate, View
 from twinscope_service.measure.formulas import LOG_EPSILON, NOISE_FLOOR
@@ -23,6 +23,11 @@ RAISED_FROM, RAISED_TO = 0.4, 0.5  # levels between which the one goes over into
 # before looking: where something is wrong for sure, the question is only which of the two.
 ROTARY_SLOPES, WEIGHT_SLOPES = (0.10, 0.035), (-0.03, 0.045)
 WEIGHTS_TO_ROTARY = 4.0
+# k3 up to which a declared difference of that key is reason enough; other keys: usual_k3
+MOST_K3 = {"logits_dtype": 0.03, "head_dtype": 0.03, "rms_norm_eps": 0.05, "quantization": 0.2,
+           "kv_cache_dtype": 0.2}  # fmt: skip
+BEYOND = 2.3  # strength that a decade of k3 beyond it takes away
+LEAST_DECLARED = 0.4
 ENOUGH_SAMPLES = 16  # a clustered error over fewer is not to be weighed with
 OF_TOKENS = 0.06  # share of Var Δ by token id that only an embedding or head gives
 SLOPE = 0.06  # least growth of ln r per unit of ln(1 + t) that a rotary fault shows
@@ -270,14 +275,22 @@ def norm_or_precision_mismatch(view: View) -> Claim | None:
 
 
 def _declared(view: View, cause: str, prints: dict[str, Any]) -> Claim | None:
-    """A fingerprint difference explains a raised level; at the floor it is only a note."""
+    """A fingerprint difference explains a raised level; at the floor it is only a note.
+
+    And only as much as such a difference gives: a bfloat16 engine beside a float32 trainer is the
+    usual pair, and healthy; it is no reason for ten times the healthy level.
+    """
     level = level_strength(view)
     if not prints or level < 0.6:
+        return None
+    most = max(MOST_K3.get(key, usual_k3(view)) for key in prints)
+    strength = min(level, 1.6) - BEYOND * max(log10(view.k3 / most), 0.0)
+    if strength < LEAST_DECLARED:
         return None
     return Claim(
         cause=cause,
         kind="declared",
-        strength=min(level, 1.6),
+        strength=strength,
         evidence=f"k3 {view.k3:.3g} ({view.k3 / view.floor:.1f} times the floor)" + _stated(prints),
         estimate=prints,
         k3_after=view.floor,
