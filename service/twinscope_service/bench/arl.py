@@ -283,5 +283,5 @@ def run(*, steps: int, target: float) -> int:
         cells = " | ".join(f"{found.by_detector[name]:.2f}" for name in names)
         row = f"| {found.law} | **{found.total:.2f}** | {cells} | {found.certified_alone:.2f} |"
         print(row, flush=True)
-    print_delays(arl=target, paths=400)
+    print_delays(arl=target, paths=2000)
     return 0
