@@ -8,11 +8,11 @@ let library = null;
 export function plotly() {
   library ??= new Promise((done, failed) => {
     if (window.Plotly) return done(window.Plotly);
-    const script = h("script", {});
-    script.src = "plotly.min.js";
-    script.onload = () => done(window.Plotly);
-    script.onerror = () => failed(new Error("the plotting library is not installed on the service (pip install plotly)"));
-    document.head.append(script);
+    const early = document.getElementById("plotly");
+    const script = early ?? h("script", { src: "plotly.min.js" });
+    script.addEventListener("load", () => done(window.Plotly));
+    script.addEventListener("error", () => failed(new Error("the plotting library is not installed on the service (pip install plotly)")));
+    if (early === null) document.head.append(script);
   });
   return library;
 }

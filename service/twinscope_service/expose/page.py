@@ -29,6 +29,7 @@ PAGE_HEADERS = {
 }
 TYPES = {".js": "text/javascript", ".md": "text/markdown; charset=utf-8", ".svg": "image/svg+xml"}
 WORTH_PACKING = 1400  # bytes; below that one packet carries it anyway
+LARGE = 200_000  # bytes; compressing more than that keeps other requests waiting
 # Chromium compiles functions when they are first called, and then reads the 5 MB of the library
 # twice. This comment makes it compile while they arrive, beside the page's own work; other
 # browsers see a comment.
@@ -57,6 +58,7 @@ class StaticFile:
 
     def __init__(self, entry: Traversable, first_line: bytes = b"") -> None:
         self._plain = first_line + entry.read_bytes()
+        self.size = len(self._plain)
         suffix = entry.name[entry.name.rfind(".") :]
         guessed = mimetypes.guess_type(entry.name)[0] or "application/octet-stream"
         self._kind = TYPES.get(suffix, guessed)
@@ -81,7 +83,11 @@ class StaticFile:
 def _serve(app: FastAPI, address: str, entry: Traversable, first_line: bytes = b"") -> None:
     file = StaticFile(entry, first_line)
 
-    def read_file(request: Request) -> Response:
+    async def read_small(request: Request) -> Response:
         return file.answer(request)
 
-    app.add_api_route(address, read_file, include_in_schema=False)
+    def read_large(request: Request) -> Response:  # in a thread: the first one is compressed
+        return file.answer(request)
+
+    read = read_small if file.size < LARGE else read_large
+    app.add_api_route(address, read, include_in_schema=False)
