@@ -64,5 +64,11 @@ def stand_in(name: str, **attributes: Any) -> ModuleType:
 
 
 def _forget(package: str) -> None:
+    """Its modules, and the hooks that still wait for one of them."""
     for name in [n for n in sys.modules if n == package or n.startswith(f"{package}.")]:
         del sys.modules[name]
+    sys.meta_path[:] = [
+        finder
+        for finder in sys.meta_path
+        if not str(getattr(finder, "_name", "")).startswith(f"{package}.")
+    ]

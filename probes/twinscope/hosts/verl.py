@@ -4,7 +4,8 @@ verl loads the entry point `verl.plugins: twinscope` in every process that impor
 TWINSCOPE_VERL=1 it wraps `verl.utils.debug.metrics.calculate_debug_metrics`, which the V1, V0 and
 separated trainers call in the driver once per step, after `old_log_probs` and before the update.
 Nothing is computed for us. Where verl skips that call nothing is compared: in bypass mode (p is
-never computed) and with `rollout.calculate_log_probs=False`.
+never computed) and with `rollout.calculate_log_probs=False`. Both are told, from where the trainers
+decide it.
 
 The step is `SkipManager.step`, which both trainers set when a step begins.
 """
@@ -25,6 +26,11 @@ __all__ = ["read_batch", "register"]
 VERL = Host("verl", "TWINSCOPE_VERL", versions=((0, 9),))
 METRICS, FUNCTION = "verl.utils.debug.metrics", "calculate_debug_metrics"
 STEPS = "verl.utils.skip.skip_manager"
+# Where the trainers copy q into p instead: V0 and the separated ones call a function, V1 does it.
+BYPASS, BYPASS_FUNCTION = "verl.trainer.ppo.rollout_corr_helper", "apply_bypass_mode"
+V1_TRAINER, V1_METHOD = "verl.trainer.ppo.v1.trainer_base", "_compute_old_log_prob"
+WHY_BYPASS = "algorithm.rollout_correction.bypass_mode: p is a copy of q, nothing is compared"
+WHY_NO_Q = "actor_rollout_ref.rollout.calculate_log_probs=False: the engine is not asked"
 SAMPLE_COLUMNS = {"min_global_steps": "rollout_version"}
 
 
@@ -48,6 +54,46 @@ def _register(attachment: Attachment) -> None:
         attachment.guard.run("attach", False, lambda: attachment.attach(version, patch))
 
     when_imported(METRICS, install)
+    _watch_bypass(attachment)
+
+
+def _watch_bypass(attachment: Attachment) -> None:
+    """Say why nothing comes, where the trainer decides it. Without these functions: silence."""
+
+    def tell(field: str, why: str) -> None:
+        if attachment.first(field):
+            attachment.probe().event(
+                "host_side_missing", host="verl", field=field, why=why, step=_step()
+            )
+
+    def telling(original: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            attachment.guard.run("verl", None, lambda: look(*args))
+            return original(*args, **kwargs)
+
+        return watched
+
+    def look_at_v0(*_: Any) -> None:
+        tell("old_log_probs", WHY_BYPASS)
+
+    def look_at_v1(trainer: Any, *_: Any) -> None:
+        config = trainer.config
+        if (config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False):
+            tell("old_log_probs", WHY_BYPASS)
+        elif not config.actor_rollout_ref.rollout.calculate_log_probs:
+            tell("rollout_log_probs", WHY_NO_Q)
+
+    def watch_v0(module: ModuleType) -> None:
+        if hasattr(module, BYPASS_FUNCTION):
+            wrap(module, BYPASS_FUNCTION, lambda original: telling(original, look_at_v0))
+
+    def watch_v1(module: ModuleType) -> None:
+        trainer = getattr(module, "PPOTrainer", None)
+        if hasattr(trainer, V1_METHOD):
+            wrap(trainer, V1_METHOD, lambda original: telling(original, look_at_v1))
+
+    when_imported(BYPASS, watch_v0)
+    when_imported(V1_TRAINER, watch_v1)
 
 
 def _wrapped(

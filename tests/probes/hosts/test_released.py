@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import math
@@ -90,6 +91,51 @@ def test_verl_calls_that_function_once_per_step_in_every_trainer() -> None:
         assert "SkipManager.set_step(self.global_steps)" in text
     assert 'group="verl.plugins"' in (root / "__init__.py").read_text()
     assert "_ep.load()" in (root / "__init__.py").read_text()
+
+
+def test_verl_says_why_nothing_is_compared(
+    sink: InMemorySink, closing: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real bypass function of V0, which copies q into p; a V1 trainer that asks for no q."""
+    monkeypatch.setenv("TWINSCOPE_VERL", "1")
+    levels = ("trainer", "trainer.ppo", "trainer.ppo.v1", "trainer.config", "utils", "workers")
+    with empty_packages("verl", *levels, __version__="0.9.1"):
+        stand_in("omegaconf", open_dict=contextlib.nullcontext)
+        stand_in("verl.protocol", DataProto=object)
+        stand_in("verl.trainer.config.algorithm", RolloutCorrectionConfig=object)
+        stand_in("verl.workers.config.actor", PolicyLossConfig=object)
+        stand_in("verl.utils.torch_functional")
+        trainer = stand_in("verl.trainer.ppo.v1.trainer_base", PPOTrainer=_V1Trainer)
+        verl.register()
+        helper = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
+        data, settings = SimpleNamespace(batch=_batch()), {}
+        for _ in range(3):
+            helper.apply_bypass_mode(data, None, settings)
+            trainer.PPOTrainer()._compute_old_log_prob(None, {})
+
+    assert closing[0].flush(10)
+    assert data.batch["old_log_probs"] is data.batch["rollout_log_probs"]
+    told = [event["fields"] for event in sink.events("host_side_missing")]
+    assert [fields["field"] for fields in told] == ["old_log_probs", "rollout_log_probs"]
+    assert "bypass_mode" in told[0]["why"]
+    assert "calculate_log_probs=False" in told[1]["why"]
+    text = (unpacked("verl") / "trainer/ppo/v1/trainer_base.py").read_text()
+    assert "class PPOTrainer(" in text
+    assert "def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict)" in text
+    assert 'rollout_corr_config.get("bypass_mode", False)' in text
+    assert "self.config.actor_rollout_ref.rollout.calculate_log_probs" in text
+
+
+class _V1Trainer:
+    """The method of V1's trainer and the settings that it reads; the class itself needs Ray."""
+
+    config = SimpleNamespace(
+        algorithm={"rollout_correction": {"bypass_mode": False}},
+        actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(calculate_log_probs=False)),
+    )
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return batch
 
 
 def test_skyrl_calls_our_callback_with_its_own_classes(
