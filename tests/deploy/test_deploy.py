@@ -68,6 +68,22 @@ def test_prometheus_scrapes_the_service_under_the_name_that_the_rules_expect() -
     assert "twinscope" in COMPOSE["services"]
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(["promtool", "check", "config"], "prometheus.yml"),
+     (["amtool", "check-config"], "alertmanager.yml")],
+    ids=["Prometheus", "Alertmanager"],
+)  # fmt: skip
+def test_the_mounted_configuration_is_accepted(command: list[str], name: str) -> None:
+    """By the programs' own checkers; of Prometheus with the rules that it names."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"no {command[0]} (Debian packages prometheus, prometheus-alertmanager)")
+    path = ROOT / "dashboards/prometheus" / name
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_image_copies_what_the_wheel_is_made_of() -> None:
     """Every copied path exists and passes .dockerignore; every package is among them."""
     copied = [

@@ -148,4 +148,8 @@ def stretched(view: dict[str, Any], step: int) -> dict[str, Any]:
     """A step's view as another step of the run `long`."""
     view.update(run="long", step=step)
     view["metrics"]["k3_mean"] *= math.exp(random.gauss(0, 0.05)) * (1 + step / 8000)
+    view["reasons"] = [one for one in view["reasons"] if not one.startswith("rollout_train_kl")]
+    for cause in view["diagnosis"]:  # it speaks of the onset of the run it was copied from
+        cause["evidence"] = cause["evidence"].partition("; began at")[0]
+        cause["estimate"].pop("onset_step", None)
     return view
