@@ -17,7 +17,7 @@ from twinscope import Probe
 from twinscope.capture import capture_side
 from twinscope.raw_call import RawCall, take_call
 from twinscope.slabs import SlabPool
-from twinscope.snapshot import NUMBER_BYTES
+from twinscope.snapshot import NUMBER_BYTES, Copier, thaw
 from twinscope.testing import InMemorySink
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import decode
@@ -132,6 +132,31 @@ def test_a_copied_call_is_what_the_host_had_whatever_it_does_later(form: str) ->
         assert_array_equal(found.tensors[name], tensor, err_msg=name)
     for name in ("sample_ids", "groups", "train", "temperatures", "step", "run"):
         assert getattr(found, name) == getattr(expected, name)
+
+
+@pytest.mark.parametrize(
+    ("field", "tensor", "stored"),
+    [
+        ("logprobs", torch.tensor([[-0.5, -1.25], [-3.0, 0.0]]), "float32"),
+        ("logprobs", torch.tensor([[-0.5, -1.25], [-3.0, 0.0]]).T.bfloat16(), "uint16"),
+        ("logprobs", torch.tensor([-0.5, -1.25]).half(), "float16"),
+        ("token_ids", torch.tensor([[1, 2, 3], [4, 5, 1 << 30]])[:, ::2], "int32"),
+        ("mask", torch.tensor([[2, 0, 1]]), "bool"),
+        ("mask", torch.tensor([True, False]), "bool"),
+        ("mask", torch.tensor([0.5, 1.0]), "float32"),
+    ],
+)
+def test_a_tensor_on_a_device_is_narrowed_there_and_fetched_once(
+    field: str, tensor: torch.Tensor, stored: str
+) -> None:
+    """The code path of CUDA tensors, run here on the CPU: values, and bytes that cross the bus."""
+    copier = Copier(SlabPool(0))
+    copy = copier._device_tensor(field, tensor)
+    expected = tensor != 0 if stored == "bool" else tensor
+
+    assert thaw(copy).astype(np.float32).tolist() == expected.float().tolist()
+    assert (copy.bits if stored == "uint16" else copy).dtype == stored
+    assert copier.nbytes == tensor.numel() * np.dtype(stored).itemsize
 
 
 @pytest.mark.parametrize("form", FORMS)
