@@ -199,6 +199,7 @@ def test_a_call_of_half_the_buffer_is_cut_at_once_and_still_arrives() -> None:
     sink = InMemorySink()
     with Probe(sink=sink, buffer_bytes=400_000, post_bytes=100_000) as probe:
         assert probe.train(step=1, **_padded(np.array), sample_ids=["a", "b", "c"])
+        assert probe.flush(20)
         assert probe.train(step=2, **_ragged(np.ndarray.tolist), sample_ids=["a", "b", "c"])
         assert probe.flush(20)
         stats = probe.stats()
