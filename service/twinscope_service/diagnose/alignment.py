@@ -18,6 +18,7 @@ Z_EVIDENCE = 5.0
 RAISED = 0.4  # least level of the loud part: a contrast below the floor is no fault
 LAG_GAIN = 0.35  # a better lag leaves at most this share of mean |q − p|
 LOOKED_UP = 24  # suspects of a permutation whose partner is searched
+PADDED_GAP = 0.7  # nats of ln r between padded samples and those that are not
 HEAD = 8  # tokens at a sample's head that are carried for matching
 
 
@@ -281,25 +282,40 @@ def _by_padding(view: View, cause: str) -> Claim | None:
     z = atanh(min(rho, 0.99)) * sqrt(known.sum() - 3)  # Fisher's transform
     some = known & (pad > 0)
     none = known & (pad == 0)
-    if z < 3.0 or rho < 0.35 or level_at(view, view.k3_of(some, beyond=FEW_TOKENS)) < RAISED:
+    fit = rho / 0.5
+    contrast, gap = _padded_against_not(level, some, none)
+    if gap > PADDED_GAP and contrast > z:  # padding acts, but not by how much there is
+        z, fit = contrast, max(fit, gap / PADDED_GAP)
+    quiet = level_at(view, view.k3_of(some, beyond=FEW_TOKENS)) < RAISED
+    if z < 3.0 or rho < 0.35 or quiet:
         return None
     first_clean = _first_token_is_clean(view, some)
     mine = first_clean == (cause == "position_offset")
     k3_none = view.k3_of(none, beyond=FEW_TOKENS)
     words = "its first token is clean" if first_clean else "its first token is off as well"
-    contrast = "" if k3_none is None else f"; k3 {k3_none:.2g} without padding"
+    without = "" if k3_none is None else f"; k3 {k3_none:.2g} without padding"
     return Claim(
         cause=cause,
         kind="tested",
-        strength=min(z / Z_EVIDENCE, 3.0, rho / 0.5) * (1.0 if mine else 0.4),
+        strength=min(z / Z_EVIDENCE, 3.0, fit) * (1.0 if mine else 0.4),
         evidence=(
             f"disagreement follows the sample's left padding (rank correlation {rho:.2f}, z "
-            f"{z:.1f}{contrast}); {words}"
+            f"{z:.1f}{without}); {words}"
         ),
         estimate={"rank_correlation": round(rho, 3), "first_token_clean": first_clean},
         k3_after=k3_none,
         explains=1.0 if k3_none is None else explained(view, k3_none),
     )
+
+
+def _padded_against_not(level: F64, some: Mask, none: Mask) -> tuple[float, float]:
+    """(z, gap) of how much louder padded samples are than samples without padding; 0: too few."""
+    a, b = level[some], level[none]
+    if min(len(a), len(b)) < 3:
+        return 0.0, 0.0
+    se = sqrt(float(a.var(ddof=1)) / len(a) + float(b.var(ddof=1)) / len(b))
+    gap = float(a.mean() - b.mean())
+    return gap / max(se, 1e-9), gap
 
 
 def _first_token_is_clean(view: View, some: Mask) -> bool:

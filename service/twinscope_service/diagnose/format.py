@@ -16,6 +16,7 @@ GRID_SHARE = (
 GRID_TOKENS = 20
 REPEATS = 6  # of one exact value among the worst tokens ...
 REPEATED_SHARE = 0.5  # ... and this share of them
+SCATTERED = 3  # at so many positions, with so many values on the other side
 FILLED_TOKENS = 32  # so many tokens in a row are not certain by chance
 
 
@@ -118,18 +119,20 @@ def missing_value_sentinel(view: View) -> Claim | None:
 def _repeated(view: View) -> Claim | None:
     """One value of any size, exactly the same on one side of most of the worst tokens.
 
-    Two contexts do not give one log-prob to the last bit, unless they are one context: then the
-    other side repeats as well. Half precision repeats too, but on many values.
+    Two contexts do not give one log-prob to the last bit. One context does, at one position: the
+    first, of a group. Half precision repeats too, but on many values.
     """
     worst = view.summary.worst
     if not view.whole or len(worst) < REPEATS:
         return None
     claims = []
-    for side, pairs in (("rollout", [(w.q, w.p) for w in worst]),
-                        ("train", [(w.p, w.q) for w in worst])):  # fmt: skip
-        value, count = Counter(value for value, _ in pairs).most_common(1)[0]
-        others = len({other for mine, other in pairs if mine == value})
-        if count >= max(REPEATS, REPEATED_SHARE * len(worst)) and others > 0.8 * count:
+    for side in ("rollout", "train"):
+        mine = [w.q if side == "rollout" else w.p for w in worst]
+        value, count = Counter(mine).most_common(1)[0]
+        there = [w for w, own in zip(worst, mine, strict=True) if own == value]
+        others = {w.p if side == "rollout" else w.q for w in there}
+        scattered = min(len(others), len({w.position for w in there})) >= SCATTERED
+        if count >= max(REPEATS, REPEATED_SHARE * len(worst)) and scattered:
             claims.append(_constant(side, value, count, len(worst)))
     return max(claims, key=lambda c: c.strength) if claims else None
 

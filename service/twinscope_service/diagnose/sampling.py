@@ -39,7 +39,7 @@ NEUTRAL: dict[str, tuple[float, ...]] = {  # values that change nothing
 LEAST_SURPRISE = 0.01  # of the entropy: what a temperature of 0.99 does
 LOST_MASS_GIBBS = 2.5  # |mean Δ| over half its mean square that lost mass gives at least
 LOST_BESIDE_COLD = 0.02  # below, a T under 1 may seem to lose mass: few tokens carry much of E[ρ]
-SEEN_SHARE = 0.2  # least share of Var Δ that "token occurred before" must explain for a penalty
+SEEN_SHARE = 0.15  # least share of Var Δ that "token occurred before" must explain for a penalty
 
 
 # ---- temperature

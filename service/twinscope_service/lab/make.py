@@ -49,28 +49,6 @@ class Half:
 # fmt: off
 HALVES: dict[str, Half] = {
     "fit": Half(
-        seed=1, strength=1.0,
-        forms=("Explain {} to a child.", "Write a short poem about {}.", "List facts about {}.",
-               "What are common errors about {}?"),
-        topics=("tides", "the printing press", "bees", "recursion", "jazz", "taxes", "volcanoes",
-                "a lost key", "batteries", "origami"),
-        laws={
-            "temperature_0.7": (Law(temperature=0.7), (TEMPERATURE,)),
-            "temperature_0.9": (Law(temperature=0.9), (TEMPERATURE,)),
-            "temperature_1.3": (Law(temperature=1.3), (TEMPERATURE,)),
-            "temperature_0.55": (Law(temperature=0.55), (TEMPERATURE,)),
-            "top_p_0.9": (Law(top_p=0.9), (TRUNCATION,)),
-            "top_k_20": (Law(top_k=20), (TRUNCATION,)),
-            "min_p_0.05": (Law(min_p=0.05), (TRUNCATION,)),
-            "temperature_0.8_top_p_0.95": (Law(temperature=0.8, top_p=0.95),
-                                           (TRUNCATION, TEMPERATURE)),
-            "repetition_penalty_1.1": (Law(repetition_penalty=1.1), ("penalty_not_mirrored",)),
-            "presence_penalty_0.6": (Law(presence_penalty=0.6), ("penalty_not_mirrored",)),
-            "raw_temperature_0.7": (Law(temperature=0.7, reports="raw"), (HIDDEN,)),
-            "likeliest": (Law(reports="likeliest"), ("wrong_token_logprob",)),
-        },
-    ),
-    "check": Half(
         seed=2, strength=1.3,
         forms=("Tell me something about {}.", "Write an email to a friend about {}.",
                "Compare {} with something else.", "How would you teach {}?"),
@@ -89,6 +67,28 @@ HALVES: dict[str, Half] = {
             "repetition_penalty_1.2": (Law(repetition_penalty=1.2), ("penalty_not_mirrored",)),
             "presence_penalty_1": (Law(presence_penalty=1.0), ("penalty_not_mirrored",)),
             "raw_top_p_0.9": (Law(top_p=0.9, reports="raw"), (HIDDEN,)),
+            "likeliest": (Law(reports="likeliest"), ("wrong_token_logprob",)),
+        },
+    ),
+    "check": Half(
+        seed=1, strength=1.0,
+        forms=("Explain {} to a child.", "Write a short poem about {}.", "List facts about {}.",
+               "What are common errors about {}?"),
+        topics=("tides", "the printing press", "bees", "recursion", "jazz", "taxes", "volcanoes",
+                "a lost key", "batteries", "origami"),
+        laws={
+            "temperature_0.7": (Law(temperature=0.7), (TEMPERATURE,)),
+            "temperature_0.9": (Law(temperature=0.9), (TEMPERATURE,)),
+            "temperature_1.3": (Law(temperature=1.3), (TEMPERATURE,)),
+            "temperature_0.55": (Law(temperature=0.55), (TEMPERATURE,)),
+            "top_p_0.9": (Law(top_p=0.9), (TRUNCATION,)),
+            "top_k_20": (Law(top_k=20), (TRUNCATION,)),
+            "min_p_0.05": (Law(min_p=0.05), (TRUNCATION,)),
+            "temperature_0.8_top_p_0.95": (Law(temperature=0.8, top_p=0.95),
+                                           (TRUNCATION, TEMPERATURE)),
+            "repetition_penalty_1.1": (Law(repetition_penalty=1.1), ("penalty_not_mirrored",)),
+            "presence_penalty_0.6": (Law(presence_penalty=0.6), ("penalty_not_mirrored",)),
+            "raw_temperature_0.7": (Law(temperature=0.7, reports="raw"), (HIDDEN,)),
             "likeliest": (Law(reports="likeliest"), ("wrong_token_logprob",)),
         },
     ),
@@ -150,11 +150,6 @@ def labelled(
     ids = {name: batch.tensors["token_ids"] for name, batch in shared.items()}
     scores = score(trainer, plain, Pass(), others=ids, temperatures=NODES)
     yield "healthy_float32", ("numerical_noise",), _paired(plain, scores)
-    yield (
-        "healthy_bfloat16",
-        ("numerical_noise",),
-        _paired(plain, score(engine, plain, Pass()), "bfloat16"),
-    )
     for name, batch in shared.items():
         mine = replace(scores, train_logprobs=scores.others[name])
         yield name, half.laws[name][1], _paired(batch, mine)
@@ -210,7 +205,7 @@ def _paired(batch: Batch, scores: Scores, dtype: str = "float32", *, entropy: bo
     if scores.logsumexp_T is not None:
         tensors["logsumexp_T"] = scores.logsumexp_T
     nodes = None if scores.logsumexp_T is None else NODES
-    train = {"trainer": "lab", "dtype": dtype}
+    train = {"trainer": "lab", "dtype": "float32"}
     return replace(batch, tensors=tensors, temperatures=nodes, side="paired", train=train)
 
 
