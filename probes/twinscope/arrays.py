@@ -1,9 +1,10 @@
 """Arrays of whatever library the host uses: torch, numpy, or plain Python numbers.
 
 Nothing is imported here: a host that passes a torch tensor has torch in `sys.modules` already.
-CPU tensors of torch are read as numpy views (no copy) where numpy is loaded; tensors on a device
-are cast there and copied once. Casting always happens in the source's library, so bf16 log-probs
-become float32 exactly as they are.
+CPU tensors of torch are read as numpy views (no copy) where numpy is loaded. Tensors on a device
+come here only with a call that is too large to be copied twice: they are cast there and copied
+once. Casting always happens in the source's library, so bf16 log-probs become float32 exactly as
+they are.
 """
 
 from __future__ import annotations
