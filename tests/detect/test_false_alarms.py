@@ -1,6 +1,6 @@
 """Realised false-alarm rates at the default target, by the compiled kernels.
 
-The full experiment (3 million steps per law) is `twinscope bench arl`, with its figures in
+The full experiment (a million steps per law and more) is `twinscope bench arl`, with its figures in
 docs/detectors.md. Here each law gets 200 000 steps: at the promised rate 20 alarms or so, hence a
 bound is the promise plus three standard deviations of that count.
 """
@@ -36,3 +36,10 @@ def test_false_alarms_of_all_detectors_together_stay_within_the_promise(law: str
         assert found.total >= 1 / 1.5 - 3.0 * math.sqrt(0.67 * TARGET / STEPS)
     if law in ("normal", "t4", "gamma4"):  # exchangeable: the theorem
         assert found.certified_alone <= most(1.0)
+
+
+@pytest.mark.parametrize("at", [60, 220])
+def test_a_shift_of_1_75_sigma_is_confirmed_within_1_4_of_lordens_bound(at: int) -> None:
+    """Mean delay of 4000 normal runs, at the default target, after 60 healthy steps or more."""
+    _, confirmed = arl.delays(1.75, at, arl=TARGET, paths=4000, seed=5)
+    assert confirmed <= 1.4 * arl.lorden(1.75, TARGET)
