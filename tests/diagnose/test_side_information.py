@@ -119,6 +119,18 @@ def test_a_packed_row_that_leaks_shows_by_slot(healthy: Case) -> None:
     assert (first.cause, first.estimate["by"]) == ("padding_attended", "pack_slot")
 
 
+def test_a_position_gap_of_any_width_shows_against_samples_without_padding(healthy: Case) -> None:
+    """All gaps disturb alike, behind a clean first token: no rank correlation with their width."""
+    draft = Draft.of(healthy.batch, 3)
+    pad = np.random.default_rng(4).integers(0, 5, draft.samples).astype(np.int32)
+    t = draft.positions()
+    draft.disturb_train(draft.per_token(np.where(pad > 0, 0.5, 0.0)) * np.where(t == 0, 0.0, 1.0))
+    draft.arrays["pad_left"] = pad
+    first = diagnosed_with(draft.finish())[0]
+
+    assert first.cause == "position_offset"
+
+
 def test_later_turns_that_disagree_are_retokenized(healthy: Case) -> None:
     """First turns stay at the floor."""
     draft = Draft.of(healthy.batch, 3)

@@ -18,6 +18,7 @@ Z_EVIDENCE = 5.0
 RAISED = 0.4  # least level of the loud part: a contrast below the floor is no fault
 LAG_GAIN = 0.35  # a better lag leaves at most this share of mean |q − p|
 LOOKED_UP = 24  # suspects of a permutation whose partner is searched
+LEAST_FIT = 0.7  # of the rank correlation (in units of 0.5) or the contrast (of PADDED_GAP)
 PADDED_GAP = 0.7  # nats of ln r between padded samples and those that are not
 HEAD = 8  # tokens at a sample's head that are carried for matching
 
@@ -287,7 +288,7 @@ def _by_padding(view: View, cause: str) -> Claim | None:
     if gap > PADDED_GAP and contrast > z:  # padding acts, but not by how much there is
         z, fit = contrast, max(fit, gap / PADDED_GAP)
     quiet = level_at(view, view.k3_of(some, beyond=FEW_TOKENS)) < RAISED
-    if z < 3.0 or rho < 0.35 or quiet:
+    if z < 3.0 or fit < LEAST_FIT or quiet:
         return None
     first_clean = _first_token_is_clean(view, some)
     mine = first_clean == (cause == "position_offset")
