@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
@@ -103,6 +103,49 @@ def test_one_look_at_a_run_tells_onset_cause_and_fix(visit: Visit, service: Serv
     )
     assert ".." not in box.inner_text()
     assert shown(visit, ".situation") == step["metrics"]["k3_mean"]
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ({"verdict": "unknown", "metrics": {}, "reasons": ["the train side never came"]},
+         "Not known: it could not be judged."),
+        ({"verdict": "unknown", "metrics": {"k3_mean": 0, "abs_max": 0, "clip_fraction": 0}},
+         "nothing was compared."),
+        ({"verdict": "ok", "metrics": {"k3_mean": 0.008}},
+         "It changed; the level alone would not alarm."),
+    ],
+    ids=["a side is missing", "bypass", "within the bands"],
+)  # fmt: skip
+def test_the_box_does_not_contradict_itself(step: dict[str, Any], told: str, visit: Visit) -> None:
+    """Steps without a level, with equal sides, with an alarm below the bands; one stop each."""
+    page = visit.open("#/health")
+    text = page.evaluate(
+        """async (step) => {
+            const { situation } = await import("/causes.js");
+            const alert = { series: "k3", state: "firing", kind: "level_shift", step: 9,
+                            onset_step: 5, before: 0.002 };
+            const about = { step: { step: 9, ...step }, alerts: [alert], href: () => "#/" };
+            const box = situation(about);
+            document.getElementById("view").replaceChildren(box);
+            return box.innerText;
+        }""",
+        step,
+    )
+
+    assert told in text
+    assert "No sign of trouble" not in text
+    assert not re.search(r"\.\s*\.|\.\s*,", text)
+
+
+def test_noise_of_a_healthy_run_does_not_fill_the_plot(visit: Visit) -> None:
+    """The axis spans a decade at least, and says which."""
+    visit.open("#/runs/reference")
+    visit.see_all()
+    low, high = visit.page.evaluate("() => document.querySelector('.plot').layout.yaxis.range")
+
+    assert high - low >= 1 - 1e-9
+    assert visit.page.locator(".plot .ytick").count() >= 2
 
 
 def test_a_step_shows_the_numbers_of_the_api(visit: Visit, service: ServiceProcess) -> None:

@@ -107,9 +107,10 @@ export function leading(alerts) {
 
 function judged(step, lead) {
   const level = step.metrics?.k3_mean;
-  const said = { ok: "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
-  return [h("strong", {}, said), level === null || level === undefined ? null : [" rollout_train_kl, the KL between the two, is ", number(level), " nats per token"],
-    lead?.before > 0 && lead.series === "k3" ? [`, ${Number((level / lead.before).toPrecision(3))} times this run's own level of `, number(lead.before)] : null, ". ",
+  const said = { ok: lead ? "It changed; the level alone would not alarm." : "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
+  return [h("strong", {}, said),
+    level === null || level === undefined ? null : [" rollout_train_kl, the KL between the two, is ", number(level), " nats per token",
+      lead?.before > 0 && lead.series === "k3" ? [`, ${Number((level / lead.before).toPrecision(3))} times this run's own level of `, number(lead.before)] : null, ". "],
     step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, reason))) : null];
 }
 
@@ -122,6 +123,7 @@ function since(lead, step, href) {
 
 function harm(metrics) {
   if (metrics.clip_fraction === null || metrics.clip_fraction === undefined) return "Not known.";
+  if (metrics.abs_max === 0) return "Not known: both sides are the same numbers, so nothing was compared.";
   return ["PPO would clip ", number(metrics.clip_fraction, share(metrics.clip_fraction)), " of the tokens before any update; the batch is worth ",
     number(metrics.ess_ratio, share(metrics.ess_ratio)), " of its tokens (effective sample size)."];
 }

@@ -4,7 +4,7 @@ import { api, link } from "./api.js";
 import { causeLine, leading } from "./causes.js";
 import { h, nothing, table } from "./dom.js";
 import { plotly, thin } from "./plots.js";
-import { format, number, time, verdict } from "./words.js";
+import { format, number, time, times, verdict } from "./words.js";
 
 const SPARKS = 60; // runs that get a small curve and an onset
 const RANK = { inconsistent: 0, unknown: 1, ok: 2 };
@@ -54,7 +54,7 @@ function list(runs) {
 
 function since(run) {
   const onset = run.alert.onset_step ?? run.alert.step;
-  return h("a", { href: link.step(run.run, onset) }, `step ${onset}`, run.alert.ratio && run.alert.series === "k3" ? ` (×${format(run.alert.ratio)})` : "");
+  return h("a", { href: link.step(run.run, onset) }, `step ${onset}`, run.alert.ratio && run.alert.series === "k3" ? ` (${times(run.alert.ratio)})` : "");
 }
 
 /** rollout_train_kl on a log scale, 120 × 26. */

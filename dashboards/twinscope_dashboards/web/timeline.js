@@ -64,7 +64,7 @@ function build(data, columns, { view, shown }) {
   const layout = {
     margin: { l: 64, r: 14, t: 6, b: 38 }, hovermode: "closest", barmode: "overlay", shapes: alarms(data),
     xaxis: axis("step", { range, anchor: names.at(-1), zeroline: false, tickformat: "d" }),
-    yaxis: axis("nats per token", { ...logarithmic, domain: [top, 1 - lane], fixedrange: true, zeroline: false }),
+    yaxis: axis("nats per token", { ...decades(data, from, to), domain: [top, 1 - lane], fixedrange: true, zeroline: false }),
     yaxis2: { domain: [1 - lane + 0.012, 1], fixedrange: true, showgrid: false, zeroline: false, tickfont: { size: 10 }, automargin: true, type: "category", range: [-0.6, lanes(data).length - 0.4], categoryarray: lanes(data) },
   };
   panels.forEach((name, i) => {
@@ -75,6 +75,16 @@ function build(data, columns, { view, shown }) {
   layout.annotations = panels.map((name, i) => ({ xref: "paper", x: 0.004, yref: `y${i + 3} domain`, y: 1.02, xanchor: "left", yanchor: "top", showarrow: false, text: plain(TITLES[name] ?? words(name)), font: { size: 11, color: color("muted") } }));
   const beside = panels.map((name, i) => curve(data, columns[name], { from, to, name, axis: names[i + 1], tint: "accent2", width: 1.2 }));
   return { data: [...band(data, from, to), ...k3(data, from, to), ...spikes(data), ...events(data), ...verdicts(data), ...beside], layout };
+}
+
+/** A log axis around what is in view, never narrower than a decade: noise looks like noise. */
+function decades(data, from, to) {
+  const seen = [data.metrics.k3_mean ?? [], data.baseline.low, data.baseline.high].flatMap((values) => values.slice(from, to)).filter((value) => value > 0);
+  if (seen.length === 0) return logarithmic;
+  let [low, high] = [seen.reduce((a, b) => Math.min(a, b)), seen.reduce((a, b) => Math.max(a, b))].map(Math.log10);
+  const more = Math.max(0.04 * (high - low), (1 - (high - low)) / 2);
+  [low, high] = [low - more, high + more];
+  return { ...logarithmic, range: [low, high], dtick: high - low < 2.5 ? "D2" : 1 };
 }
 
 function curve(data, values, { from, to, name, axis: yaxis, tint, width }) {
@@ -108,7 +118,7 @@ function k3(data, from, to) {
 
 /** From the onset of a change of k3 to its end, or to now. */
 function alarms(data) {
-  const about = data.alerts.filter((alert) => alert.series === "k3" && alert.kind !== "spike" && alert.onset_step !== null);
+  const about = data.alerts.filter((alert) => (alert.series === "k3" || alert.kind === "bypass") && alert.kind !== "spike" && alert.onset_step !== null);
   return about.flatMap((alert) => {
     const end = alert.state === "resolved" ? alert.step : data.step.at(-1);
     const tint = alert.state === "resolved" ? "muted" : "bad";
