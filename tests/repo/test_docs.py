@@ -18,11 +18,11 @@ READMES = ("README.md", "README.zh-CN.md")
 
 
 def _pages() -> list[Path]:
-    skipped = {"node_modules", ".pytest_cache"}
+    """Ours: not those of environments, caches and packages."""
     return [
         page
         for page in sorted(ROOT.rglob("*.md"))
-        if not any(part in skipped or part.startswith(".venv") for part in page.parts)
+        if not any(p.startswith(".") or p == "node_modules" for p in page.relative_to(ROOT).parts)
     ]
 
 
