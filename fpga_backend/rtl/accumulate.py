@@ -70,11 +70,14 @@ class Accumulate(Elaboratable):
         counts = count_flags(p, LATENCY, flags, FLAG_NAMES)
         for name, count in counts.items():
             m.d.comb += self.beat_counts[name].eq(count.signal)
-        m.d.sync += self.snapshot.eq(p.at(end, stage + 1))
+        clear = p.at(end, stage + 1)
+        snapped = Signal()
+        m.d.sync += snapped.eq(clear)
+        m.d.comb += self.snapshot.eq(snapped)
         for word, total in zip(words, self.sums, strict=True):
-            self._accumulate(m, p.at(word, stage), total, p.at(end, stage))
+            self._accumulate(m, p.at(word, stage), total, clear)
         for count, total in zip(record_counts(counts), self.counts, strict=True):
-            self._accumulate(m, p.at(count, stage), total, p.at(end, stage))
+            self._accumulate(m, p.at(count, stage), total, clear)
         self._largest(m, p, flags, stage, end)
         return m
 
@@ -95,14 +98,10 @@ class Accumulate(Elaboratable):
             )
         return lanes
 
-    def _accumulate(self, m: Module, term: Value, total: Signal, ending: Value) -> None:
-        """running += term every clock; one clock after `ending`, `total` takes it over.
-
-        Every sum has a clear of its own: one for all would have some 1500 flip-flops to reach.
-        """
+    def _accumulate(self, m: Module, term: Value, total: Signal, clear: Value) -> None:
+        """running += term every clock; `total` keeps what it was when `clear` came."""
         running = Signal(len(total), name=f"running_{total.name}")
-        clear = Signal(name=f"clear_{total.name}", attrs={"keep": 1})
-        m.d.sync += [clear.eq(ending), running.eq(running + term)]
+        m.d.sync += running.eq(running + term)
         with m.If(clear):
             m.d.sync += [total.eq(running), running.eq(0)]
 

@@ -23,14 +23,6 @@ from rtl.token_output import TokenOutput
 from twinscope_fpga.tables import coefficient_tables
 
 
-def near(m: Module, source: Signal, name: str) -> Signal:
-    """A register of its own for something that stands still while it is used: a copy that can lie
-    beside its readers, where one register for all would be far from most of them."""
-    copy = Signal(source.shape(), name=name, init=source.init, attrs={"keep": 1})
-    m.d.sync += copy.eq(source)
-    return copy
-
-
 class Engine(Elaboratable):
     """`lanes`: 1, 2, 4, 8. `ecp5`: instantiate ECP5 multipliers. `flip`, `lost_credit`: mutants."""
 
@@ -73,8 +65,7 @@ class Engine(Elaboratable):
         m.d.sync += resetting.eq(self.control.resetting)
         m.submodules.control = self.control
         for name in ("stream", "filter", "queue", "accumulate", "output", "tokens"):
-            own = near(m, self.control.resetting, f"reset_{name}")
-            m.submodules[name] = ResetInserter(own)(getattr(self, name))
+            m.submodules[name] = ResetInserter(resetting)(getattr(self, name))
         for i, core in enumerate(self.cores):
             m.submodules[f"core{i}"] = core
         self._connect_input(m, resetting)
@@ -128,8 +119,8 @@ class Engine(Elaboratable):
                 Cat(core.rollout, core.train).eq(beat.data[i]),
                 core.present.eq(beat.present[i]),
                 core.masked.eq(beat.masked[i]),
-                core.mode.eq(near(m, self.queue.mode, f"mode{i}")),
-                core.clamp.eq(near(m, self.control.clamp, f"clamp{i}")),
+                core.mode.eq(self.queue.mode),
+                core.clamp.eq(self.control.clamp),
                 total.value[i].eq(core.value),
                 total.square[i].eq(core.square),
                 total.fixed[i].eq(core.fixed),

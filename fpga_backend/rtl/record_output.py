@@ -121,13 +121,10 @@ class RecordOutput(Elaboratable):
         with m.If(busy):
             m.d.sync += phase.eq(phase + 1)
         beat, index = Signal(RECORD_BEAT_BITS), Signal(range(RECORD_BEATS))
-        for j in range(WORDS_PER_BEAT):  # a counter per word, equal to `phase`, close to its choice
-            turn = Signal(range(RECORD_BEATS), name=f"phase{j}", attrs={"keep": 1})
-            with m.If(self.snapshot | (turn != 0)):
-                m.d.sync += turn.eq(turn + 1)
-            choices = Array(words[k * WORDS_PER_BEAT + j] for k in range(RECORD_BEATS))
-            m.d.sync += beat[32 * j : 32 * j + 32].eq(choices[turn])
-        m.d.sync += [valid.eq(busy), index.eq(phase)]
+        beats = Array(
+            Cat(*words[k * WORDS_PER_BEAT : (k + 1) * WORDS_PER_BEAT]) for k in range(RECORD_BEATS)
+        )
+        m.d.sync += [beat.eq(beats[phase]), valid.eq(busy), index.eq(phase)]
         with m.If(busy & (phase == RECORD_BEATS - 1)):
             m.d.sync += self.records.eq(self.records + 1)
         return beat, index
