@@ -9,6 +9,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from twinscope_service.client import Timeline
+from twinscope_service.detect.words import series_words
 from twinscope_service.report.markup import Child, number, serialise, table, tag
 from twinscope_service.report.plots import distribution_plot, profile_plot, timeline_plot
 from twinscope_service.views import AlertView, StepView
@@ -96,7 +97,8 @@ def _causes(step: StepView) -> list[Element]:
         estimate = ", ".join(f"{k} {_plain(v)}" for k, v in (cause.get("estimate") or {}).items())
         parts += [
             tag("h3", f"{cause['cause']}, confidence {100 * cause['confidence']:.0f} %"),
-            tag("p", cause["evidence"], f" ({estimate})" if estimate else None),
+            tag("p", cause["evidence"]),
+            *([tag("p", estimate, class_="quiet")] if estimate else []),
             *([tag("p", remains)] if remains and cause["family"] != "none" else []),
             tag("p", tag("strong", "Do: "), cause["fix"]),
         ]
@@ -112,11 +114,13 @@ def _plot(title: str, picture: Element | None) -> list[Element]:
 
 
 def _alerts(alerts: Iterable[AlertView]) -> list[Element]:
+    """What fires first, and of that what speaks of the level."""
+    order = sorted(alerts, key=lambda alert: (alert.state == "resolved", alert.series != "k3"))
     rows: list[tuple[Child, ...]] = [
-        (f"{alert.kind} of {alert.series}", alert.state,
+        (f"{alert.kind.replace('_', ' ')}: {series_words(alert.series)}", alert.state,
          str(alert.step if alert.onset_step is None else alert.onset_step),
          number(alert.before), number(alert.after), number(alert.ratio))
-        for alert in alerts
+        for alert in order
     ]  # fmt: skip
     head = ("alert", "state", "since step", "before", "after", "ratio")
     return [tag("h2", "Alerts"), table(head, rows[:100])] if rows else []
