@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
-def _check(server: PluggedServer, model: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    command = [service_python(), "-m", "twinscope_service", "check", "--rollout", server.url]
+def _check(engine: list[str], model: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    command = [service_python(), "-m", "twinscope_service", "check", *engine]
     command += ["--model", str(model), "--logprobs-mode", "raw_logprobs", "--json"]
-    command += ["--copies", "3", *arguments]
+    command += ["--copies", "2", "--max-tokens", "48", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=800, check=False
     )
@@ -40,12 +41,31 @@ def test_equal_sides_pass_and_a_tempered_trainer_is_told_apart_from_other_weight
     server: PluggedServer, tiny_llama: Path
 ) -> None:
     """Raw log-probs at T=1 agree; at T=0.8 they are not what the trainer restores."""
-    status, equal = _check(server, tiny_llama)
-    tempered_status, tempered = _check(server, tiny_llama, "--temperature", "0.8")
+    engine = ["--rollout", server.url]
+    status, equal = _check(engine, tiny_llama)
+    tempered_status, tempered = _check(engine, tiny_llama, "--temperature", "0.8")
 
     assert set(_verdicts(equal).values()) == {"ok"}
     assert status == 0
+    assert {"prefill", "forced decode", "engine alone"} <= set(_verdicts(equal))
     assert tempered_status == 1
-    assert _verdicts(tempered)["sampled"] == "inconsistent"
-    assert _verdicts(tempered)["prefill"] == _verdicts(tempered)["greedy"] == "ok"
+    verdicts = _verdicts(tempered)
+    assert verdicts["sampled"] == "inconsistent"
+    assert verdicts["prefill"] == verdicts["greedy"] == verdicts["forced decode"] == "ok"
     assert any("the weights are the same" in text for text in tempered["reading"])
+    assert any("not the decode path" in text for text in tempered["reading"])
+
+
+def test_engine_without_a_server_is_checked_in_its_own_interpreter(tiny_llama: Path) -> None:
+    """vLLM here, the service and the trainer's forward there; the trainer packs its samples."""
+    arguments = {"enforce_eager": True, "max_model_len": 384, "gpu_memory_utilization": 0.2}
+    engine = ["--engine", "vllm-offline", "--engine-python", sys.executable]
+    engine += ["--engine-args", json.dumps(arguments)]
+
+    status, report = _check(engine, tiny_llama, "--layout", "packed", "--micro-batch", "8", "3")
+
+    assert set(_verdicts(report).values()) == {"ok"}
+    assert status == 0
+    assert {"forced decode", "trainer alone", "trainer in 3s"} <= set(_verdicts(report))
+    assert report["engine_repeatability"]["tokens"] == report["cells"][0]["tokens"]
+    assert report["cells"][0]["rollout"]["logprobs_mode"] == "raw_logprobs"

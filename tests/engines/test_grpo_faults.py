@@ -90,4 +90,4 @@ def test_temperature_of_one_side_is_named(grpo: Run) -> None:
 
     assert {step["verdict"] for step in steps[:FAULT_STEP]} == {"ok"}
     assert {step["verdict"] for step in steps[FAULT_STEP:]} == {"inconsistent"}
-    assert {family for family, _ in _causes(steps[FAULT_STEP:])} == {"sampling"}
+    assert {cause for _, cause in _causes(steps[FAULT_STEP:])} == {"temperature_not_restored"}
