@@ -2,7 +2,7 @@
 
     make serve                                                    # in another terminal
     .venv-engines/bin/python examples/grpo_cpu.py --model tiny --lr 2e-4 --steps 60
-    .venv-engines/bin/python examples/grpo_cpu.py --model tiny --lr 2e-4 --run stale --no-sync-from 10
+    .venv-engines/bin/python examples/grpo_cpu.py --model tiny --lr 2e-4 --no-sync-from 10
 
 Each step: prompts, most with a shared start, a group of samples for each, a reward (the share of
 even token ids: it means nothing, and every model can learn it), one clipped policy-gradient update
