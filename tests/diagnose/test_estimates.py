@@ -76,6 +76,8 @@ def test_a_temperature_is_estimated_from_pairs_alone(
     assert first.cause == "temperature_not_restored"
     assert first.estimate["sampled_by"] == "rollout"
     assert first.estimate["temperature"] == pytest.approx(temperature, rel=0.04)
+    assert first.fix.startswith("Divide the trainer's logits")
+    assert "processed" not in first.fix  # the engine is right and stays as it is
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.6, 1.45, 1.6])
@@ -102,6 +104,7 @@ def test_raw_engine_log_probs_under_a_tempered_trainer_are_told_from_the_reverse
     assert first.cause == "temperature_not_restored"
     assert first.estimate["sampled_by"] == "train"
     assert first.estimate["temperature"] == pytest.approx(0.7, rel=0.04)
+    assert first.fix.startswith("Let the engine return processed log-probs")
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.63, 0.74, 1.25, 1.6])

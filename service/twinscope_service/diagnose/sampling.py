@@ -72,6 +72,7 @@ def temperature_not_restored(view: View) -> Claim | None:
         },
         k3_after=expected_floor(view, temperature=sampled) if exact is None else exact.k3,
         typical=exact is None,
+        fix=_temperature_fix(fit, ratio),
     )
 
 
@@ -92,11 +93,27 @@ def _temperature_strength(view: View, fit: TemperatureFit, exact: ExactTemperatu
 
 
 def _temperature_words(fit: TemperatureFit, ratio: float, exact: bool) -> str:
-    liar = "the trainer's log-probs" if fit.honest == "rollout" else "the engine's log-probs"
+    """Which side is wrong first: it is what the reader has to change."""
+    wrong, right = ("trainer", "engine") if fit.honest == "rollout" else ("engine", "trainer")
     source = "log-sum-exp at other temperatures" if exact else "pairs alone"
     return (
-        f"q is p at temperature {ratio:.3f} relative to the trainer's (from {source}; "
-        f"fit {fit.fit:.2f}); {liar} are not the sampled density"
+        f"the {wrong}'s log-probs are at the wrong temperature: the engine's are at {ratio:.3f} "
+        f"times the trainer's (from {source}), and the tokens follow the {right}'s; q - p goes "
+        f"with p as under a temperature (correlation {fit.fit:.2f}; other faults stay below 0.6)"
+    )
+
+
+def _temperature_fix(fit: TemperatureFit, ratio: float) -> str:
+    """For the side that is wrong only; the other is right as it is."""
+    if fit.honest == "rollout":
+        return (
+            f"Divide the trainer's logits by the temperature the engine samples at (about "
+            f"{ratio:.2f} times the trainer's own) before the log-softmax; leave the engine as it "
+            "is."
+        )
+    return (
+        "Let the engine return processed log-probs (vLLM: logprobs_mode=processed_logprobs), "
+        "those at the temperature it samples at; leave the trainer as it is."
     )
 
 
