@@ -1,8 +1,8 @@
 """A complete small GRPO run on the CPU: vLLM samples, PyTorch trains, weights really go back.
 
     make serve                                                    # in another terminal
-    .venv-engines/bin/python examples/grpo_cpu.py --model tiny --lr 2e-4 --steps 60
-    .venv-engines/bin/python examples/grpo_cpu.py --model tiny --lr 2e-4 --no-sync-from 10
+    .venv-engines/bin/python examples/grpo_cpu.py --steps 60
+    .venv-engines/bin/python examples/grpo_cpu.py --run no-sync --no-sync-from 10
 
 Each step: prompts, most with a shared start, a group of samples for each, a reward (the share of
 even token ids: it means nothing, and every model can learn it), one clipped policy-gradient update
@@ -244,7 +244,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--url", default=os.environ.get("TWINSCOPE_URL", "http://127.0.0.1:8321"))
     parser.add_argument("--run", default="grpo-cpu")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--lr", type=float, default=2e-5)
+    parser.set_defaults(model="tiny")  # on two cores a step of SmolLM2 takes minutes
+    parser.add_argument("--lr", type=float, default=2e-4, help="suits the tiny model")
     parser.add_argument("--kl-coef", type=float, default=0.2, help="of the frozen start policy")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--max-tokens", type=int, default=48)
