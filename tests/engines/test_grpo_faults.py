@@ -32,7 +32,7 @@ def grpo(tiny_llama: Path, service: ServiceProcess) -> Run:
     def run(name: str, steps: int, *switches: str) -> list[dict[str, Any]]:
         run_example(
             "grpo_cpu.py", service, "--model", str(tiny_llama), "--run", name,
-            "--steps", str(steps), "--lr", "2e-4", *switches,
+            "--steps", str(steps), *switches,
         )  # fmt: skip
         return [service.get(f"/v1/runs/{name}/steps/{step}") for step in range(steps)]
 
