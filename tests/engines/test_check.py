@@ -25,7 +25,7 @@ def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def _check(engine: list[str], model: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     command = [service_python(), "-m", "twinscope_service", "check", *engine]
     command += ["--model", str(model), "--logprobs-mode", "raw_logprobs", "--json"]
-    command += ["--copies", "2", "--max-tokens", "48", *arguments]
+    command += ["--copies", "3", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=800, check=False
     )
