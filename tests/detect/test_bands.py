@@ -76,7 +76,7 @@ def test_noise_is_ok_and_large_noise_is_not() -> None:
     assert noted.verdict == "ok"
     assert "above 0.002" in noted.reasons[0]
     assert far.verdict == "inconsistent"
-    assert "above 0.01 (dense; TwinScope's synthesis" in far.reasons[0]
+    assert "above 0.01 (an absolute level from published figures; dense model" in far.reasons[0]
 
 
 def test_a_mean_ratio_off_one_must_be_significant() -> None:

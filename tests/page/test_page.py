@@ -99,8 +99,10 @@ def test_one_look_at_a_run_tells_onset_cause_and_fix(visit: Visit, service: Serv
     meaning = box.locator("[data-role=meaning]:not(:empty)")
     meaning.wait_for()
     assert meaning.inner_text().startswith(
-        "One side divides the logits by the sampling temperature"
+        "In general: One side divides the logits by the sampling temperature"
     )
+    assert f"a checkpoint from before step {HEALTHY}" in box.inner_text()
+    assert "In all samples alike" in box.inner_text()
     assert ".." not in box.inner_text()
     assert shown(visit, ".situation") == step["metrics"]["k3_mean"]
 

@@ -41,7 +41,8 @@ function remains(cause, step) {
 }
 
 function facts(cause) {
-  const estimates = Object.entries(cause.estimate ?? {});
+  const all = Object.entries(cause.estimate ?? {});
+  const estimates = all.filter(([, value], i) => !all.slice(0, i).some(([, earlier]) => earlier === value)); // the same number under two names
   if (estimates.length === 0 && cause.group.length === 0 && cause.share >= 1) return null;
   const shown = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value));
   return h("dl", { class: "facts" },
@@ -73,27 +74,52 @@ export function causeLine(step) {
 }
 
 /** What an engineer who was woken wants to know, in one box. */
-export function situation({ step, alerts, href, links = [] }) {
+export function situation({ step, alerts, href, links = [], events = null }) {
   const lead = leading(alerts);
   const best = step.diagnosis?.[0];
   const healthy = step.verdict === "ok" && !lead;
   return h("section", { class: `situation ${step.verdict} ${lead ? "alarmed" : ""}`, "aria-label": "What is going on" },
     h("dl", {},
       row("Is it real?", judged(step, lead)),
-      healthy ? null : row("Since when?", since(lead, step, href)),
+      healthy ? null : row("Since when?", [since(lead, step, href), lead && events ? changed(events, lead) : null]),
       row("How bad for training?", harm(step.metrics ?? {})),
+      healthy ? null : row("On which tokens?", spread(step, best)),
       best && best.family !== "none" ? row("What caused it?", blamed(best)) : null,
-      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: `#/runbooks/${best.cause}` }, "Runbook")]) : null,
+      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: `#/runbooks/${best.cause}` }, "Runbook"), taught(step, lead)]) : null,
       healthy && best ? row("Why?", sentence(best.evidence)) : null,
       links.length ? row("Look at", links) : null));
 }
 
-/** The cause, what that means in the words of its runbook, and the numbers that say so. */
+/** The cause, what was found of it here, and what it is in general, in the words of its runbook. */
 function blamed(best) {
-  const meaning = h("span", { "data-role": "meaning" });
-  api.runbook(best.runbook).then((text) => { meaning.textContent = `${summary(text)} `; }).catch(() => {}); // the name and the numbers stand without it
-  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, meaning,
-    h("p", { class: "quiet" }, "In numbers: ", sentence(best.evidence))];
+  const meaning = h("p", { class: "quiet", "data-role": "meaning" });
+  api.runbook(best.runbook).then((text) => { meaning.textContent = `In general: ${summary(text)}`; }).catch(() => {}); // the name and the evidence stand without it
+  const evidence = sentence(best.evidence);
+  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, evidence.charAt(0).toUpperCase(), evidence.slice(1), meaning];
+}
+
+/** What else happened when it began; its absence is told, so that nobody looks for it. */
+function changed(events, lead) {
+  const onset = lead.onset_step ?? lead.step;
+  const near = events.filter((event) => event.step !== null && event.step >= onset - 1 && event.step <= onset);
+  return h("p", { class: "quiet" }, near.length
+    ? ["Reported then: ", near.slice(0, 5).map((event) => words(event.kind)).join(", "), near.length > 5 ? " and more" : "", " (see Events)."]
+    : "No event (weight sync, restart, change of configuration) was reported then; probe.event() shows them here.");
+}
+
+/** Everywhere a little, or somewhere a lot? */
+function spread(step, best) {
+  const { abs_p50: middle, abs_p99: tail } = step.metrics ?? {};
+  const part = best && best.family !== "none" && best.share < 1 ? `In samples with ${share(best.share)} of the tokens.` : "In all samples alike, as far as can be told.";
+  return [part, middle === null || middle === undefined ? null : [" Half of the tokens differ by more than ", number(middle), " nats, one in a hundred by more than ", number(tail), "."]];
+}
+
+/** What was trained on it already. */
+function taught(step, lead) {
+  const onset = lead?.onset_step ?? null;
+  if (step.verdict !== "inconsistent" || onset === null || onset < 1 || step.step < onset) return null;
+  return h("p", {}, step.step > onset ? `Steps ${onset} to ${step.step} were` : `Step ${onset} was`,
+    ` trained on it; the last step before it is ${onset - 1}. If the loss does not correct the ratio (importance sampling with q), stop and go back to a checkpoint from before step ${onset}.`);
 }
 
 const row = (question, answer) => h("div", {}, h("dt", {}, question), h("dd", {}, answer));
@@ -124,6 +150,6 @@ function since(lead, step, href) {
 function harm(metrics) {
   if (metrics.clip_fraction === null || metrics.clip_fraction === undefined) return "Not known.";
   if (metrics.abs_max === 0) return "Not known: both sides are the same numbers, so nothing was compared.";
-  return ["PPO would clip ", number(metrics.clip_fraction, share(metrics.clip_fraction)), " of the tokens before any update; the batch is worth ",
+  return ["If q is the old policy of the loss, PPO clips ", number(metrics.clip_fraction, share(metrics.clip_fraction)), " of the tokens before any update; as importance weights, the batch is worth ",
     number(metrics.ess_ratio, share(metrics.ess_ratio)), " of its tokens (effective sample size)."];
 }

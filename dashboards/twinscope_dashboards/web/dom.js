@@ -50,7 +50,7 @@ export const nothing = (...children) => h("div", { class: "state empty" }, child
 
 export function failure(error) {
   return h("div", { class: "state error", role: "alert" },
-    h("strong", {}, "The service did not answer as expected. "), error.message,
+    h("strong", {}, error.status === 404 ? "There is no such thing here. " : "The service did not answer as expected. "), error.message,
     error.fix ? h("p", {}, `What to do: ${error.fix}`) : null);
 }
 

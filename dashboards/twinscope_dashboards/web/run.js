@@ -1,7 +1,7 @@
 // One run: what is going on, its timeline, alerts, events, steps.
 
 import { api, link } from "./api.js";
-import { situation } from "./causes.js";
+import { leading, situation } from "./causes.js";
 import { fold, h, nothing, section, table } from "./dom.js";
 import { policyRef } from "./reference.js";
 import { describe, timeline } from "./timeline.js";
@@ -17,7 +17,7 @@ export async function showRun({ run, query }) {
     nodes.push(nothing(h("p", {}, "No step of this run is closed yet. ", view.open_steps.length ? ["Open: ", openSteps(view, at), "."] : `Waiting for their other side: ${count(view.waiting_samples, "sample")}.`)));
     return { title: run, nodes, stamp: stamp(view) };
   }
-  nodes.push(situation({ step: view.last, alerts: data.alerts, href: at, links: lookAt(run, view.last, data) }));
+  nodes.push(situation({ step: view.last, alerts: data.alerts, href: at, links: lookAt(run, view.last, data), events: data.events }));
   nodes.push(timeline(data, {
     range: rangeOf(query, data), onStep: (step) => { location.hash = at(step); },
     onRange: (from, to) => history.replaceState(null, "", link.run(run, from === null ? "" : `?from=${from}&to=${to}`)),
@@ -25,7 +25,7 @@ export async function showRun({ run, query }) {
   const reference = policyRef(data);
   if (reference) nodes.push(reference);
   nodes.push(alertList(data.alerts, at), eventList(data.events, at), stepList(data, at));
-  return { title: run, nodes, stamp: stamp(view), up: "#/", keys: { j: () => { location.hash = at(view.last.step); } } };
+  return { title: run, nodes, stamp: stamp(view), up: "#/", keys: { j: () => { location.hash = at(leading(data.alerts)?.onset_step ?? view.last.step); } } };
 }
 
 /** What tells that something is new without fetching it all. */
@@ -48,7 +48,7 @@ function lookAt(run, last, data) {
   const before = shift ? data.step.filter((step) => step < shift.onset_step).at(-1) : undefined;
   return [
     h("a", { href: link.step(run, last.step, "?at=tokens") }, "the tokens of the last step"),
-    before === undefined ? null : [" · ", h("a", { href: link.compare(run, before, run, last.step) }, `step ${before} beside step ${last.step}`)],
+    before === undefined ? null : [" · ", h("a", { href: link.compare(run, before, run, shift.onset_step) }, `step ${before} beside step ${shift.onset_step}`)],
   ];
 }
 
@@ -70,7 +70,7 @@ function alertList(alerts, at) {
   const firing = alerts.filter((alert) => alert.state !== "resolved").sort((a, b) => (b.series === "k3") - (a.series === "k3"));
   const over = alerts.filter((alert) => alert.state === "resolved");
   return section("Alerts", firing.length ? table("Alerts", columns, firing) : h("p", { class: "quiet" }, "Nothing fires."),
-    over.length ? fold(`${over.length} resolved`, table("Resolved alerts", columns, over.slice(0, 200))) : null);
+    over.length ? fold(`${over.length} over (a spike lasts one step; what goes on is the shift above)`, table("Resolved alerts", columns, over.slice(0, 200))) : null);
 }
 
 function eventList(events, at) {

@@ -43,10 +43,10 @@ function list(runs) {
   return table("Runs", [
     { title: "run", get: (run) => h("a", { href: link.run(run.run) }, run.run) },
     { title: "verdict", get: (run) => verdict(run.verdict) },
-    { title: "rollout_train_kl", numeric: true, get: (run) => number(run.last?.metrics?.k3_mean) },
-    { title: "last 120 steps", get: spark },
     { title: "since", get: (run) => (run.alert ? since(run) : "—") },
     { title: "likely cause", get: (run) => causeLine(run.last) },
+    { title: "rollout_train_kl", numeric: true, get: (run) => number(run.last?.metrics?.k3_mean) },
+    { title: "last 120 steps", get: spark },
     { title: "last step", numeric: true, get: (run) => (run.last_step === null ? "—" : h("a", { href: link.step(run.run, run.last_step) }, String(run.last_step))) },
     { title: "last data", get: (run) => h("span", { class: run.active ? "" : "quiet" }, time(run.last_seen), run.active ? "" : " (quiet)") },
   ], runs);
@@ -54,7 +54,8 @@ function list(runs) {
 
 function since(run) {
   const onset = run.alert.onset_step ?? run.alert.step;
-  return h("a", { href: link.step(run.run, onset) }, `step ${onset}`, run.alert.ratio && run.alert.series === "k3" ? ` (${times(run.alert.ratio)})` : "");
+  const grown = run.alert.series === "k3" && run.alert.before > 0 ? run.last?.metrics?.k3_mean / run.alert.before : null;
+  return h("a", { href: link.step(run.run, onset) }, `step ${onset}`, grown ? ` (${times(grown)})` : "");
 }
 
 /** rollout_train_kl on a log scale, 120 × 26. */

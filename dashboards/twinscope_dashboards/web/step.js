@@ -27,7 +27,7 @@ export async function showStep({ run, step: number_, query }) {
   const evidence = api.evidence(run, number_);
   const ready = Promise.allSettled([
     fill(shapes, async () => shapesOf(await api.profiles(run, number_), await evidence, step)),
-    fill(tokens, async () => [worstTokens(await evidence, step), await tokenMap(await evidence, { chosen: query.get("sample") })]),
+    fill(tokens, async () => [worstTokens(await evidence, step, { open: (sample) => link.step(run, step.step, `?at=tokens&sample=${encodeURIComponent(sample)}`) }), await tokenMap(await evidence, { chosen: query.get("sample") })]),
   ]);
   if (query.get("at") === "tokens") ready.then(() => document.getElementById("tokens")?.scrollIntoView());
   const go = (other) => () => { if (other !== undefined) location.hash = at(other); };

@@ -16,16 +16,17 @@ export function heat(delta) {
 
 export const k3 = (delta) => (Math.abs(delta) < 1e-3 ? delta * delta * (0.5 + delta / 6) : Math.expm1(delta) - delta);
 
-export function worstTokens(evidence, step) {
+export function worstTokens(evidence, step, { open }) {
   if (evidence.worst_tokens.length === 0) return section("Worst tokens", nothing("None is kept."));
+  const shown = new Set(evidence.samples.map((sample) => sample.sample_id).filter(Boolean));
   const columns = [
-    { title: "sample", get: (one) => one.sample_id ?? one.sample_key.slice(0, 8) },
-    { title: "position", numeric: true, get: (one) => number(one.position) },
     { title: "token", get: (one) => one.text ?? (one.token_id === null ? "—" : `#${one.token_id}`) },
-    { title: "q", numeric: true, get: (one) => number(one.q) },
-    { title: "p", numeric: true, get: (one) => number(one.p) },
     { title: "Δ", numeric: true, get: (one) => h("span", { class: `chip ${heat(one.p - one.q)}` }, number(one.p - one.q)) },
     { title: "k3", numeric: true, get: (one) => number(k3(one.p - one.q)) },
+    { title: "q", numeric: true, get: (one) => number(one.q) },
+    { title: "p", numeric: true, get: (one) => number(one.p) },
+    { title: "position", numeric: true, get: (one) => number(one.position) },
+    { title: "sample", get: (one) => (shown.has(one.sample_id) ? h("a", { href: open(one.sample_id) }, one.sample_id) : one.sample_id ?? one.sample_key.slice(0, 8)) },
   ];
   return section("Worst tokens", h("p", {}, `The largest |Δ| of ${format(step.coverage?.counted ?? 0)} counted tokens.`), table("Worst tokens", columns, evidence.worst_tokens.slice(0, 12)));
 }
@@ -88,7 +89,7 @@ function strip(sample, open) {
 
 function sampleView(sample) {
   const values = deltas(sample);
-  const said = h("p", { class: "token-said", role: "status" }, "Point at a token, or move through them with the arrow keys.");
+  const said = h("p", { class: "token-said", role: "status" }, "Point at or touch a token, or move through them with the arrow keys.");
   const facts = ["rollout_version", "train_version", "turn", "cached_tokens", "pad_left", "reward", "advantage"].filter((name) => sample[name] !== undefined && sample[name] !== null).map((name) => `${words(name)} ${format(sample[name])}`);
   const labels = Object.entries(sample.groups ?? {}).map(([name, label]) => `${words(name)} ${label}`);
   return [

@@ -52,7 +52,7 @@ export function verdict(value) {
 const SERIES = {
   k3: "rollout_train_kl", abs_p50: "median |Δ|", abs_p99: "99th percentile of |Δ|", rho_excess: "E[ρ] − 1",
   nonfinite_share: "share of tokens that are NaN or infinite", sentinel_share: "share of tokens with a fill value", positive_share: "share of tokens with a log-prob above 0",
-  zero_rollout_share: "share of tokens with q exactly 0", zero_train_share: "share of tokens with p exactly 0", delta_zero_share: "share of tokens with q = p", clamped_share: "share of tokens beyond the clamp",
+  zero_rollout_share: "share of tokens with log-prob q exactly 0", zero_train_share: "share of tokens with log-prob p exactly 0", delta_zero_share: "share of tokens with q = p", clamped_share: "share of tokens beyond the clamp",
 };
 
 /** What a watched series is, in words; `k3{replica=3}` is that of one replica. */
@@ -70,7 +70,7 @@ export const KEY_METRICS = [
   ["rho_mean", "E[ρ]", "mean of train over rollout probability; 1 if q is what was sampled", ""],
   ["inv_rho_mean", "E[1/ρ]", "the reverse; 1 if p is what was sampled", ""],
   ["ess_ratio", "effective sample size", "share of the tokens that the batch is worth", "share"],
-  ["clip_fraction", "clipped before any update", "share of tokens outside the PPO range already", "share"],
+  ["clip_fraction", "clipped before any update", "share of tokens outside the PPO range already (0.8 to 1.2 unless set)", "share"],
   ["pearson_prob", "correlation of e^q and e^p", "often stays green when all else is red", ""],
   ["ppl_ratio", "perplexity ratio", "train over rollout, per sequence", ""],
   ["policy_ref_kl", "KL(policy‖reference)", "same ruler, against the frozen reference", "nats"],

@@ -16,7 +16,7 @@ from twinscope_service.measure.records import COLUMN, COVERAGE, PROFILE_COLUMNS,
 
 Verdict = Literal["ok", "inconsistent", "unknown"]
 Metrics = Mapping[str, float | None]
-SOURCE = "TwinScope's synthesis of published figures"
+SOURCE = "an absolute level from published figures"
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _faults(summary: Summary, metrics: Metrics, facts: StepFacts, bands: Bands) 
     k3, where = _fresh_k3(summary, metrics, bands)
     if k3 is not None and k3 > bands.k3[kind].bound:
         bound = bands.k3[kind].bound
-        yield f"rollout_train_kl {k3:.3g}{where} is above {bound:g} ({kind}; {SOURCE})"
+        yield f"rollout_train_kl {k3:.3g}{where} is above {bound:g} ({SOURCE}; {kind} model)"
     rho, error = metrics.get("rho_mean"), metrics.get("rho_mean_se")
     least = max(bands.rho_bound, bands.rho_significance * (error or 0.0))
     if rho is not None and error is not None and abs(rho - 1) > least:
@@ -183,7 +183,7 @@ def _notes(summary: Summary, metrics: Metrics, facts: StepFacts, bands: Bands) -
     k3, where = _fresh_k3(summary, metrics, bands)
     warn = bands.k3[kind].warn
     if k3 is not None and k3 > warn:
-        yield f"rollout_train_kl {k3:.3g}{where} is above {warn:g}, worth a look ({kind}; {SOURCE})"
+        yield f"rollout_train_kl {k3:.3g}{where} is above {warn:g}, no more than worth a look ({SOURCE}; {kind} model)"
     outside = metrics.get("outside_09_11")
     if outside is not None and outside > bands.outside_warn:
         yield f"{outside:.0%} of the tokens have a ratio outside [0.9, 1.1] ({SOURCE})"
