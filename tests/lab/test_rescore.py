@@ -20,10 +20,10 @@ VOCABULARY = 97
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """Random weights of a four-layer Llama in float32, eager attention."""
+    """Random weights of a thin Llama of 28 layers in float32, eager attention."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=28,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         rope_parameters={"rope_type": "default", "rope_theta": 1e5},
         attn_implementation="eager",

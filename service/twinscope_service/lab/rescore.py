@@ -122,7 +122,11 @@ def quantised(levels: int) -> Spoil:
 
 def cases(strength: float = 1.0) -> dict[str, Rescoring]:
     """The faults by name; `strength` scales how far weights and arithmetic are off."""
-    x = strength
+    return _in_weights(strength) | _in_the_pass(strength)
+
+
+def _in_weights(x: float) -> dict[str, Rescoring]:
+    """Other weights on one side; the plain pass first."""
     return {
         "healthy": Rescoring("numerical_noise", "the same weights"),
         "stale_all": Rescoring(
@@ -151,6 +155,12 @@ def cases(strength: float = 1.0) -> dict[str, Rescoring]:
             disturb("q_proj", 0.15 * x, rank=4),
             with_reference=True,
         ),
+    }
+
+
+def _in_the_pass(x: float) -> dict[str, Rescoring]:
+    """The same weights, another arithmetic, position or mask."""
+    return {
         "rope_theta": Rescoring(
             "rope_mismatch", f"theta {1e4 / x:.3g} instead of 1e5", rotary(1e4 / x)
         ),
