@@ -106,6 +106,20 @@ def test_repeats_on_both_sides_are_equal_contexts_not_a_constant(
     assert "missing_value_sentinel" not in causes
 
 
+def test_a_response_that_runs_in_a_circle_repeats_a_value_and_is_healthy(
+    healthy: Case, diagnosed: Diagnose
+) -> None:
+    """Greedy, one context again and again: q to the last bit the same, p beside it by noise."""
+    tensors = {name: np.array(values) for name, values in healthy.batch.tensors.items()}
+    q = tensors["rollout_logprobs"]
+    q[:] = np.float32(-0.0012345)
+    noise = np.random.default_rng(3).normal(0.0, 0.003, q.size).astype(np.float32)
+    tensors["train_logprobs"] = np.minimum(q + noise, np.float32(0.0))
+    first = diagnosed(replace(healthy.batch, tensors=tensors))[0]
+
+    assert first.cause == "numerical_noise"
+
+
 def test_a_constant_is_named_with_its_value_and_side(healthy: Case, diagnosed: Diagnose) -> None:
     """Two tokens in a hundred of q are ln 1e-6."""
     batch = apply(FAULTS["missing_value_constant"], healthy.batch, seed=8)

@@ -183,7 +183,8 @@ def _notes(summary: Summary, metrics: Metrics, facts: StepFacts, bands: Bands) -
     k3, where = _fresh_k3(summary, metrics, bands)
     warn = bands.k3[kind].warn
     if k3 is not None and k3 > warn:
-        yield f"rollout_train_kl {k3:.3g}{where} is above {warn:g}, no more than worth a look ({SOURCE}; {kind} model)"
+        level = f"rollout_train_kl {k3:.3g}{where} is above {warn:g}, no more than worth a look"
+        yield f"{level} ({SOURCE}; {kind} model)"
     outside = metrics.get("outside_09_11")
     if outside is not None and outside > bands.outside_warn:
         yield f"{outside:.0%} of the tokens have a ratio outside [0.9, 1.1] ({SOURCE})"

@@ -120,10 +120,11 @@ def _repeated(view: View) -> Claim | None:
     """One value of any size, exactly the same on one side of most of the worst tokens.
 
     Two contexts do not give one log-prob to the last bit. One context does, at one position: the
-    first, of a group. Half precision repeats too, but on many values.
+    first, of a group. Half precision repeats too, but on many values; a response that runs in a
+    circle on one, but near the truth.
     """
     worst = view.summary.worst
-    if not view.whole or len(worst) < REPEATS:
+    if not view.whole or len(worst) < REPEATS or view.k3 <= view.floor:
         return None
     claims = []
     for side in ("rollout", "train"):
