@@ -144,7 +144,9 @@ def labelled(
     """(name, causes, paired batch) of every case of `half`; both models hold the same weights."""
     laws = {"plain": Law()} | {name: law for name, (law, _) in half.laws.items()}
     end = int(np.atleast_1d(engine.config.eos_token_id)[0])
-    sampled = sample(engine, prompts, laws, most_tokens=half.most_tokens, end_id=end, seed=half.seed)
+    sampled = sample(
+        engine, prompts, laws, most_tokens=half.most_tokens, end_id=end, seed=half.seed
+    )
     plain = sampled["plain"]
     shared = {n: b for n, b in sampled.items() if n != "plain" and not laws[n].looks_back}
     ids = {name: batch.tensors["token_ids"] for name, batch in shared.items()}
