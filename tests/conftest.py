@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -17,6 +18,12 @@ import numpy as np
 import pytest
 
 from twinscope import wire
+
+
+def pytest_configure() -> None:
+    """One thread for torch: on a shared machine its threads wait for each other in every layer."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 try:
     from hypothesis import settings
