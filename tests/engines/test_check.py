@@ -68,4 +68,4 @@ def test_engine_without_a_server_is_checked_in_its_own_interpreter(tiny_llama: P
     assert status == 0
     assert {"forced decode", "trainer alone", "trainer in 3s"} <= set(_verdicts(report))
     assert report["engine_repeatability"]["tokens"] == report["cells"][0]["tokens"]
-    assert report["cells"][0]["rollout"]["logprobs_mode"] == "raw_logprobs"
+    assert report["engine"]["logprobs_mode"] == "raw_logprobs"

@@ -34,6 +34,7 @@ class Report:
         return {
             "verdict": self.verdict,
             "reading": self.reading(),
+            "engine": dict(self.results[0].cell.samples.fingerprint or {}) if self.results else {},
             "trainer_repeatability": asdict(self.repeatability),
             "engine_repeatability": _plain(self.engine_repeatability),
             "train_mode": _plain(self.train_mode),
