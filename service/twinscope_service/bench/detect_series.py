@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinscope_service.bench import arl
+from twinscope_service.measure import formulas
 
 F64 = NDArray[np.float64]
 
@@ -100,10 +101,8 @@ def sample_sums(path: Path) -> F64:
         keep &= np.asarray(tensors["mask"]) == 1
     delta = np.clip(np.where(keep, p - q, 0.0), -20, 20)
     offsets = np.asarray(tensors["offsets"])
-    k3, n = (
-        np.add.reduceat(x, offsets[:-1]) for x in (np.expm1(delta) - delta, keep.astype(float))
-    )
-    return np.stack((k3, n), axis=1)[n > 0]
+    total, n = (np.add.reduceat(x, offsets[:-1]) for x in (formulas.k3(delta), keep.astype(float)))
+    return np.stack((total, n), axis=1)[n > 0]
 
 
 # ---- public labelled series, from a folder that the user names (none are shipped)

@@ -27,33 +27,12 @@ from twinscope import Probe
 from twinscope.errors import TwinScopeError
 from twinscope.hosts.attach import Attachment, unwrap, wrap
 from twinscope.hosts.vllm_plugin import VLLM, Tap, install
-from twinscope.sink import Answer
+from twinscope_service.bench.hand_over import Nowhere
 
 PROMPT_TOKENS = 32
 AT_ONCE = 16  # requests that share the engine; the others of a round wait
 OWN_THREADS = ("twinscope",)  # how the plugin's threads are named
 LIMIT = 0.01  # of a request's time in the engine: what the plugin may cost
-
-
-class Discard:
-    """A sink that takes everything: encoding is part of the cost, another process is not."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-
-    def send(self, post: Any) -> Answer:
-        """Count it."""
-        self.batches += post.path == "/v1/batches"
-        return Answer("accepted", 202)
-
-    def abort(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def forget_after_fork(self) -> None:
-        """Nothing to forget."""
 
 
 @dataclass
@@ -184,7 +163,7 @@ def _start(model: str, *, samples: int, max_tokens: int) -> Rig:
             "twinscope bench probe --model needs vLLM in the same environment: "
             "make engines-env, then .venv-engines/bin/twinscope"
         ) from error
-    probe = Probe(sink=Discard(), environment={})
+    probe = Probe(sink=Nowhere(), environment={})
     attachment = Attachment(VLLM, environment={VLLM.variable: "1"}, make_probe=lambda: probe)
     tap = Tap(attachment, vllm.__version__)
     install(tap)

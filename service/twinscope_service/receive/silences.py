@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 from anyio import to_thread
@@ -27,29 +28,21 @@ def _kind(kind: str) -> str:
     return kind
 
 
-def _runs(glob: str) -> str:
-    return check_name("runs", glob)
-
-
-def _series(glob: str) -> str:
-    return check_name("series", glob)
-
-
-def _reason(text: str) -> str:
-    return check_name("reason", text)
+def _name(field: str) -> AfterValidator:
+    return AfterValidator(functools.partial(check_name, field))
 
 
 class SilencePost(Post):
     """Nobody is told about a run (or runs by a glob) for `seconds` from now on."""
 
     run: RunName | None = None
-    runs: Annotated[str, AfterValidator(_runs)] | None = None
+    runs: Annotated[str, _name("runs")] | None = None
     kinds: list[Annotated[str, AfterValidator(_kind)]] = Field(
         default_factory=lambda: list(KINDS), min_length=1, max_length=len(KINDS)
     )
-    series: Annotated[str, AfterValidator(_series)] = "*"
+    series: Annotated[str, _name("series")] = "*"
     seconds: float = Field(gt=0, le=LONGEST_S)
-    reason: Annotated[str, AfterValidator(_reason)] = ""
+    reason: Annotated[str, _name("reason")] = ""
 
     @model_validator(mode="after")
     def _run_or_runs(self) -> SilencePost:

@@ -142,10 +142,13 @@ def load_tokenizer(path: str) -> Any:
         raise ConfigError(f"--model {path}: {error}") from error
 
 
-def pad(torch: Any, prompts: Rows, responses: Rows) -> tuple[Any, Any]:
-    """(ids, attention mask), int64 [S, P+T]: prompts end, and responses start, in one column."""
+def pad(torch: Any, prompts: Rows, responses: Rows, *, fill: int = 0) -> tuple[Any, Any]:
+    """(ids, attention mask), int64 [S, P+T]: prompts end, and responses start, in one column.
+
+    `fill`: the id where the mask is 0.
+    """
     left, right = max(map(len, prompts)), max(map(len, responses))
-    ids = torch.zeros(len(prompts), left + right, dtype=torch.int64)
+    ids = torch.full((len(prompts), left + right), fill, dtype=torch.int64)
     kept = torch.zeros_like(ids)
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         begin, end = left - len(prompt), left + len(response)
