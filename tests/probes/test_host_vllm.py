@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from twinscope import Probe
 from twinscope.errors import WireError
-from twinscope.hosts.vllm import read_engine, read_request_outputs
+from twinscope.hosts.vllm import observe, read_engine, read_request_outputs
 from twinscope.testing import InMemorySink
 
 
@@ -34,6 +36,8 @@ class Completion:
     token_ids: list[int]
     logprobs: Any
     weight_versions: Any = None
+    index: int = 0
+    finish_reason: str | None = "length"
 
 
 @dataclass
@@ -76,6 +80,48 @@ def test_growing_lists_are_copied() -> None:
 
     assert found["logprobs"] == [[-2.5]]
     assert found["token_ids"] == [[7]]
+
+
+def _observe(*pieces: Request) -> list[Any]:
+    """The batches that a caller's loop over these outputs sends."""
+
+    async def generate() -> AsyncGenerator[Request, None]:
+        for piece in pieces:
+            yield piece
+
+    async def listen(probe: Probe) -> int:
+        return len([piece async for piece in observe(generate(), probe)])
+
+    sink = InMemorySink()
+    with Probe(sink=sink) as probe:
+        assert asyncio.run(listen(probe)) == len(pieces)
+        probe.flush(10)
+    return sink.batches()
+
+
+def test_sample_that_ends_before_its_sibling_is_sent_with_it() -> None:
+    """vLLM's last output holds one completion, or both, as fast as the caller reads."""
+    first = Completion([7], Flat([0], [7], [-2.5]), index=1)
+    growing = Completion([5], Flat([0], [5], [-0.5]), index=0, finish_reason=None)
+    last = Completion([5, 6], Flat([0, 1], [5, 6], [-0.5, -1.5]), index=0)
+
+    (apart,) = _observe(
+        Request([growing], finished=False), Request([first], finished=False), Request([last])
+    )
+    (together,) = _observe(Request([growing], finished=False), Request([last, first]))
+
+    for batch in (apart, together):
+        assert batch.tensors["token_ids"].tolist() == [5, 6, 7]
+        assert batch.tensors["rollout_logprobs"].tolist() == [-0.5, -1.5, -2.5]
+        assert batch.offsets.tolist() == [0, 2, 3]
+
+
+def test_request_with_an_aborted_sample_is_not_sent() -> None:
+    """The rest of an aborted request is not what the trainer gets."""
+    aborted = Completion([7], Flat([0], [7], [-2.5]), index=1, finish_reason="abort")
+    last = Completion([5], Flat([0], [5], [-0.5]), index=0)
+
+    assert _observe(Request([aborted], finished=False), Request([last])) == []
 
 
 def test_logprobs_that_were_not_asked_for_are_named() -> None:

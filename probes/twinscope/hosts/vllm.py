@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from copy import copy
 from typing import Any
 
 from twinscope.errors import WireError
@@ -65,21 +66,23 @@ async def observe(
     engine: object = None,
     **fields: Any,
 ) -> AsyncGenerator[Any, None]:
-    """Pass on what `AsyncLLM.generate` yields; the last output goes to the probe, too.
+    """Pass on what `AsyncLLM.generate` yields; the finished request goes to the probe, too.
 
-    `fields`: more arguments of `Probe.rollout`, e.g. `sample_ids`, `version`. A request that is
-    aborted or left early sends nothing. With `output_kind` DELTA the last output holds the last
-    tokens only: it is refused, and counted by the probe as invalid.
+    With n > 1 a sample that ends before the others may appear in an earlier output only: each is
+    kept from the output in which it ended. `fields`: more arguments of `Probe.rollout`, e.g.
+    `sample_ids`, `version`. A request that is aborted or left early sends nothing. With
+    `output_kind` DELTA the last output holds the last tokens only: it is refused, and counted by
+    the probe as invalid.
     """
+    ended: dict[int, Any] = {}
     async with aclosing(outputs):
         async for output in outputs:
-            if output.finished and not _aborted(output):
-                _hand_over(probe, output, sampling, engine, fields)
+            ended |= {c.index: c for c in output.outputs if c.finish_reason is not None}
+            if output.finished and all(c.finish_reason != "abort" for c in ended.values()):
+                whole = copy(output)
+                whole.outputs = [ended[index] for index in sorted(ended)]
+                _hand_over(probe, whole, sampling, engine, fields)
             yield output
-
-
-def _aborted(output: Any) -> bool:
-    return any(completion.finish_reason == "abort" for completion in output.outputs)
 
 
 def _hand_over(
