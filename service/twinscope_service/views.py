@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from twinscope.wire.schema import Side
+from twinscope_service.detect.findings import fell
 
 Verdict = Literal["ok", "inconsistent", "unknown"]
 Metrics = Mapping[str, float | None]
@@ -160,6 +161,12 @@ class AlertView:
     ratio: float | None
     message: str
     causes: tuple[str, ...] = ()
+
+    @property
+    def came_down(self) -> bool:
+        """Is it about a level that fell? Not of a group, which is compared with the others."""
+        group = "{" in self.series
+        return self.kind == "level_shift" and not group and fell(self.before, self.after)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of GET /v1/runs/{run}/alerts."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from twinscope_service.alert import payload, text
 from twinscope_service.store.outbox import Outbox, OutboxRow
+from twinscope_service.views import AlertView
 
 from .conftest import TEMPERATURE, Desk, alert
 
@@ -80,6 +82,43 @@ def test_a_cause_that_is_found_later_does_not_make_a_second_notice(desk: Desk) -
     desk.say(alert(series="abs_p99", causes=("stale_weights",)))
     causes = [row.news["cause"] for row in Outbox(desk.store, ["ops"]).due("ops")]
     assert causes[-2:] == ["token_shift", "stale_weights"]
+
+
+def fall(state: str = "firing", **changes: Any) -> AlertView:
+    """A level that came down."""
+    return alert(state, **{"before": 2e-3, "after": 1e-4, "ratio": 0.05, **changes})
+
+
+def test_a_level_that_only_fell_wakes_nobody(desk: Desk) -> None:
+    """A warning, with labels that stay the same to its end; a rise makes a notice of its own."""
+    desk.say(fall())
+    desk.say(alert(series="abs_p99"))
+    desk.say(fall("resolved"))
+    found = [row.news for row in Outbox(desk.store, ["ops"]).due("ops")]
+    assert [(payload.labels(news)["severity"], news["state"]) for news in found] == [
+        ("warning", "firing"), ("critical", "firing"), ("warning", "resolved"),
+    ]  # fmt: skip
+    assert payload.labels(found[0]) == payload.labels(found[2])
+    assert "differ less than before" in text.title(found[0])
+
+
+def test_a_level_that_falls_beside_one_that_rises_is_part_of_it(desk: Desk) -> None:
+    """In one step, in either order, and later."""
+    desk.say(fall(series="zero_train_share"), alert())
+    desk.say(fall(series="zero_rollout_share"))
+    (news,) = (row.news for row in Outbox(desk.store, ["ops"]).due("ops"))
+    assert news["series"] == ["k3", "zero_train_share"]
+    assert payload.labels(news)["severity"] == "critical"
+
+
+def test_the_end_of_a_fall_and_the_rise_from_there_are_two_alerts(desk: Desk) -> None:
+    """Both come in one step, the end first."""
+    desk.say(fall())
+    desk.say(fall("resolved", after=5e-4), alert(before=1e-4, after=5e-4, ratio=5.0))
+    found = [row.news for row in Outbox(desk.store, ["ops"]).due("ops")]
+    assert [(news["cause"], news["state"]) for news in found] == [
+        ("level_fell", "firing"), ("level_fell", "resolved"), ("", "firing"),
+    ]  # fmt: skip
 
 
 def test_every_bad_replica_has_a_notice_of_its_own(desk: Desk) -> None:

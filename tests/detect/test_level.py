@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from twinscope_service.detect import level
@@ -117,15 +117,17 @@ def test_a_shift_of_a_factor_1_3_is_found_in_time_and_placed_well() -> None:
 def test_one_wild_batch_of_any_size_is_a_spike_and_never_a_level_shift(
     size: float, at: int, seed: int
 ) -> None:
-    """A single batch, from five times to e^25 times the level."""
+    """A single batch, from five times to e^25 times the level.
+
+    In about three of a thousand such series a neighbour is nearly wild, too: a provisional shift.
+    """
     values = healthy(140, seed=seed)
-    clean = watch(values)[1]
+    assume(not watch(values)[1])  # one seed in a hundred raises its promised false alarm
     values[at] *= math.exp(size)
     _, findings = watch(values)
     assert [f.step for f in of(findings, "spike")] == [at]
     assert [f.step for f in of(findings, "spike", "resolved")] == [at + 1]
-    if not clean:  # the same noise without the spike raises no false alarm
-        assert not [f for f in findings if f.kind == "level_shift"]
+    assert not [f for f in findings if f.kind == "level_shift"]
 
 
 def test_a_ramp_is_called_growth_before_it_has_grown_fourfold() -> None:
@@ -287,6 +289,46 @@ def test_a_level_of_zero_is_a_level() -> None:
     shifts = of(watch(values)[1], "level_shift")
     assert shifts
     assert shifts[0].onset_step == 60
+
+
+def test_a_lower_level_that_lasts_is_over_and_learnt() -> None:
+    """A policy that sharpens has less mismatch: told once, and nothing waits for it to rise."""
+    values = healthy(160, seed=1)
+    values[60:] /= 3
+    state, findings = watch(values)
+    shifts = [f for f in findings if f.kind == "level_shift"]
+    assert [f.state for f in shifts] == ["firing", "resolved"]
+    assert shifts[1].step - shifts[0].step == OPTIONS.resolve_steps
+    assert "the lower level is the usual one" in shifts[1].message
+    _, found = watch(healthy(40, seed=2), state=state, first_step=160)  # three times the new level
+    again = of(found, "level_shift")[0]
+    assert again.onset_step == 160
+    assert again.ratio == pytest.approx(3, rel=0.25)
+
+
+def test_a_rise_from_a_lower_level_is_told_though_it_ends_below_the_first_one() -> None:
+    """1e-4, 1e-5, then 5e-5: five times the level it had fallen to, within the fall's 20 steps."""
+    values = healthy(100, seed=3)
+    values[60:] /= 10
+    values[72:] *= 5
+    shifts = [f for f in watch(values)[1] if f.kind == "level_shift" and f.state != "provisional"]
+    assert [(f.state, f.onset_step) for f in shifts][:3] == [
+        ("firing", 60), ("resolved", 60), ("firing", 72),
+    ]  # fmt: skip
+    assert shifts[2].before == pytest.approx(1e-5, rel=0.25)
+    assert shifts[2].ratio == pytest.approx(5, rel=0.3)
+
+
+def test_a_fall_below_where_a_rise_began_ends_the_rise() -> None:
+    """1e-4, 2e-3, 1e-5: the rise is over, and what follows is a fall."""
+    values = healthy(140, seed=4)
+    values[60:90] *= 20
+    values[90:] /= 10
+    shifts = [f for f in watch(values)[1] if f.kind == "level_shift" and f.state != "provisional"]
+    firing = [f for f in shifts if f.state == "firing"]
+    assert [f.onset_step for f in firing] == [60, 90]
+    assert firing[0].ratio > 10 > 1 > firing[1].ratio
+    assert [f.state for f in shifts] == ["firing", "resolved", "firing", "resolved"]
 
 
 def test_a_wild_batch_cannot_excuse_itself_by_its_own_standard_error() -> None:

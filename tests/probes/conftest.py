@@ -6,12 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from twinscope import Probe
-
-settings.register_profile("untimed", deadline=None)  # no timed asserts on a shared machine
-settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ def labels(news: Noticed) -> dict[str, str]:
         "cause": news["cause"] or "unknown",
         "kind": kind,
         "run": news["run"],
-        "severity": text.SEVERITY[kind],
+        "severity": text.severity(news),
     }
 
 

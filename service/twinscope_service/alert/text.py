@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from twinscope_service.detect.findings import fell
 from twinscope_service.detect.words import series_words
+from twinscope_service.store.outbox import FELL
 
 Noticed = Mapping[str, Any]  # see store.outbox
 
-SEVERITY = {
+SEVERITY = {  # of each kind; see `severity`
     "spike": "warning",
     "level_shift": "critical",
     "growth": "warning",
@@ -36,6 +38,11 @@ STATE = {"provisional": "may be", "resolved": "over"}
 ALSO = 5  # further series that a message quotes
 
 
+def severity(news: Noticed) -> str:
+    """Who is to hear of it: critical wakes somebody. Levels that only fell do not."""
+    return "warning" if news["cause"] == FELL else SEVERITY[news["kind"]]
+
+
 def title(news: Noticed) -> str:
     """One line; on a pager it is all there is, so it has the factor and the step."""
     state = STATE.get(news["state"], "firing") + (", still" if news["reminder"] else "")
@@ -47,12 +54,12 @@ def headline(news: Noticed) -> str:
     alert, kind = news["alert"], news["kind"]
     if kind != "level_shift":
         return HEADLINE[kind]
-    name = alert["series"]
+    name, over = alert["series"], news["state"] == "resolved"
     if "{" in name:
         return f"{name.partition('{')[2].rstrip('}')} differs from the others"
     if name.endswith("_share"):
         return f"{series_words(name)} changed"
-    if abs(alert["after"] or 0.0) < abs(alert["before"] or 0.0) and news["state"] != "resolved":
+    if news["cause"] == FELL or (fell(alert["before"], alert["after"]) and not over):
         return "rollout and trainer differ less than before"
     return HEADLINE[kind]
 
@@ -118,7 +125,7 @@ def digest(group: Sequence[Noticed], links: Sequence[Mapping[str, str]]) -> tupl
 
 def _gravity(news: Noticed) -> tuple[int, bool]:
     state = ("firing", "provisional", "resolved").index(news["state"])
-    return state, SEVERITY[news["kind"]] != "critical"
+    return state, severity(news) != "critical"
 
 
 def _advice(news: Noticed) -> list[str]:

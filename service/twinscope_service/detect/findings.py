@@ -14,6 +14,11 @@ FindingState = Literal["provisional", "firing", "resolved"]
 Scale = Literal["log", "linear"]
 
 
+def fell(before: float | None, after: float | None) -> bool:
+    """Did a level come nearer to 0, as when both sides come nearer to each other?"""
+    return before is not None and after is not None and abs(after) < abs(before)
+
+
 @dataclass(frozen=True)
 class Observation:
     """One series at one step. `value` is plain (never its log); None: the metric is not known."""

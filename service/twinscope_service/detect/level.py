@@ -21,6 +21,7 @@ from twinscope_service.detect.findings import (
     FindingState,
     Kind,
     Observation,
+    fell,
 )
 from twinscope_service.detect.thresholds import likelihood_arl, limits
 from twinscope_service.detect.words import describe
@@ -32,6 +33,8 @@ GROWTH_QUIET = 60  # ticks without a growth alarm after which growth is over
 SHIFT = k.UP | k.DOWN | k.CERTIFIED
 ASTRAY = 3  # of a steady level a twentieth lies beyond two scales; of a shifted one, most
 BACK = "is over: back at the level before it"
+TURNED = "is over: the level went the other way"
+LEARNT = "is over: the lower level is the usual one now"
 
 
 @dataclass(frozen=True)
@@ -199,19 +202,24 @@ class _Work:
         before, spread = x[k.CENTER] + x[k.REF_SUM] / x[k.REF_N], x[k.SCALE]
         after = k.newest_median(n, int(x[k.COUNT]), self.rings[0])
         known = self.shift
+        over = turned = False
         if known is not None and known.state == "firing":
-            before, spread = known.before, known.spread
-            over = self._near(after, before, spread)
-        else:
-            over = False
-            if not self._matters(before, after):
-                return False  # certain but small: it may still grow; after a while it is learnt
+            over = self._near(after, known.before, known.spread)
+            turned = not over and self._turned(known, before, after)
+            if not turned:
+                before, spread = known.before, known.spread
+        if (turned or known is None or known.state != "firing") and not self._matters(
+            before, after
+        ):
+            return False  # certain but small: it may still grow; after a while it is learnt
         evidence = self._evidence(bits, n)
         confidence = math.exp(-100.0 / likelihood_arl(max(x[k.GLR_UP], x[k.GLR_DOWN])))
         onset_step = self._step_back(n)
         k.settle(n, x, self.rings, self.ordered)
-        if over and known is not None:
-            self._resolve(known, after, BACK)
+        if known is not None and (over or turned):
+            self._resolve(known, after, BACK if over else TURNED)
+            known = None
+        if over:
             return True
         if self.growth is not None and direction > 0.0:
             return True  # part of a rise that is already reported
@@ -220,6 +228,15 @@ class _Work:
         self.shift = Excursion("firing", int(x[k.COUNT]), onset_step, before, after, spread)
         self._report("level_shift", "firing", self.shift, confidence=confidence, evidence=evidence)
         return True
+
+    def _turned(self, known: Excursion, now: float, after: float) -> bool:
+        """Has a fall become a rise from where it led, or a rise a fall below where it began?
+
+        That is another trouble: told afresh, and compared with the level `now`.
+        """
+        if self._fell(known.before, known.after):
+            return not self._fell(now, after)
+        return self._fell(known.before, after)
 
     def _compare_with_expected(self) -> None:
         """The burn-in is over: a series with a known healthy level may have been off all along.
@@ -335,14 +352,17 @@ class _Work:
             self.growth = None
 
     def _return(self, y: float) -> None:
-        """A confirmed shift is over after enough values at the level before it."""
+        """A shift is over after enough values at the level before it; a fall also when it lasts."""
         known = self.shift
         if known is None or known.state != "firing":
             return
         near = self._near(y, known.before, 2.0 * known.spread)
         calm = known.calm + 1 if near else max(known.calm - ASTRAY, 0)
         self.shift = replace(known, calm=calm)
-        if calm >= self.options.resolve_steps:
+        lasting = self.x[k.COUNT] - known.tick >= self.options.resolve_steps
+        if lasting and self._fell(known.before, known.after):
+            self._resolve(known, known.after, LEARNT)
+        elif calm >= self.options.resolve_steps:
             # Watch from the old level on: from the new one, if it was learnt, this is a shift.
             k.settle(calm, self.x, self.rings, self.ordered)
             self._resolve(known, y, BACK)
@@ -368,6 +388,11 @@ class _Work:
         if self.seen.scale == "log":
             return after - before >= math.log(self.options.spike_ratio)
         return abs(after - before) >= 2.0 * self.options.min_change
+
+    def _fell(self, before: float, after: float) -> bool:
+        if self.seen.expected is not None:
+            return False  # a group that differs from the others is trouble on either side
+        return fell(self._plain(before), self._plain(after))
 
     def _near(self, y: float, level: float, spread: float) -> bool:
         log = self.seen.scale == "log"

@@ -57,7 +57,7 @@ RUN_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("rollout_train_verdict", "gauge", ("run", "verdict"), "0 or 1", "1 for the verdict of the last closed step, 0 for the others"),
     MetricSpec("rollout_train_cause_confidence", "gauge", ("run", "cause"), "probability", "confidence of each cause named for the last closed step"),
     MetricSpec("rollout_train_spike", "gauge", ("run",), "0 or 1", "1 while a spike alert fires"),
-    MetricSpec("rollout_train_level_shift", "gauge", ("run",), "0 or 1", "1 while a level-shift alert fires"),
+    MetricSpec("rollout_train_level_shift", "gauge", ("run",), "0 or 1", "1 while a level-shift alert fires, except of a level that fell"),
     MetricSpec("rollout_train_growth", "gauge", ("run",), "0 or 1", "1 while a growth alert fires"),
     MetricSpec("rollout_train_silence", "gauge", ("run",), "0 or 1", "1 while a silence alert fires: a side, the metric or the steps are missing"),
     MetricSpec("rollout_train_bypass", "gauge", ("run",), "0 or 1", "1 while a bypass alert fires: both sides are identical"),

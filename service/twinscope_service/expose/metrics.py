@@ -118,13 +118,14 @@ def alert_samples(run: str, alerts: Iterable[AlertView]) -> Samples:
     alerts = list(alerts)
     spikes = [alert for alert in alerts if alert.kind == "spike"]
     shifts = [alert for alert in alerts if alert.kind == "level_shift"]
+    risen = [alert for alert in shifts if not alert.came_down]
     growths = [alert for alert in alerts if alert.kind == "growth"]
     silences = [alert for alert in alerts if alert.kind == "silence"]
     bypasses = [alert for alert in alerts if alert.kind == "bypass"]
     newest = next((alert for alert in shifts if alert.series == "k3"), None)
     return {
         "rollout_train_spike": [((run,), _fires(spikes))],
-        "rollout_train_level_shift": [((run,), _fires(shifts))],
+        "rollout_train_level_shift": [((run,), _fires(risen))],
         "rollout_train_growth": [((run,), _fires(growths))],
         "rollout_train_silence": [((run,), _fires(silences))],
         "rollout_train_bypass": [((run,), _fires(bypasses))],

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 from twinscope_service.store.rows import alert_view, upsert_alert
 from twinscope_service.views import AlertView
 
+FELL = "level_fell"  # the trouble, for want of a worse one, of a level that came down
+
 Muted = Callable[[Mapping[str, Any]], bool]  # news -> does somebody want to be left in peace?
 
 
@@ -57,7 +59,8 @@ def record_alerts(
 ) -> None:
     """Store what the detectors said, and queue the news for every target. Inside a transaction."""
     touched: dict[int, None] = {}
-    for alert in alerts:
+    # Falls last: what rises in the same step has a notice for them to join.
+    for alert in sorted(alerts, key=lambda one: one.state != "resolved" and one.came_down):
         number = upsert_alert(db, run, alert, at=at)
         touched[_notice_of(db, run, number, alert, at=at)] = None
     for notice in touched:
@@ -68,6 +71,8 @@ def _cause_of(alert: AlertView) -> str:
     """What makes alerts of one kind the same trouble: the group they name, else the first cause."""
     if "{" in alert.series:
         return alert.series
+    if alert.came_down:
+        return FELL
     named = [cause for cause in alert.causes if cause != "numerical_noise"]
     return named[0] if named else ""
 
@@ -78,7 +83,8 @@ def _notice_of(
     """The notice of an alert: the one it has, an open one of the same trouble, or a new one.
 
     An alert whose cause is not known joins any open notice of its kind in the run that is not
-    about a group: the diagnosis of a later step may name a cause, but it is one trouble.
+    about a group: the diagnosis of a later step may name a cause, but it is one trouble. So does a
+    level that fell, which beside others is a part of theirs; none joins a notice of falls alone.
     """
     (known,) = db.execute("SELECT notice FROM alerts WHERE id = ?", (number,)).fetchone()
     if known is not None:
@@ -86,13 +92,7 @@ def _notice_of(
     cause = _cause_of(alert)
     query = "SELECT id, cause FROM notices WHERE run = ? AND kind = ? AND resolved_at IS NULL"
     open_ones = db.execute(query, (run, alert.kind)).fetchall()
-    group = "{" in cause
-    same = [
-        row["id"]
-        for row in open_ones
-        if row["cause"] == cause
-        or (not group and "{" not in row["cause"] and "" in (cause, row["cause"]))
-    ]
+    same = [row["id"] for row in open_ones if _joins(cause, row["cause"])]
     if same:
         notice = int(same[0])
     else:
@@ -100,6 +100,14 @@ def _notice_of(
         notice = int(db.execute(insert, (run, alert.kind, cause, at)).lastrowid or 0)
     db.execute("UPDATE alerts SET notice = ? WHERE id = ?", (notice, number))
     return notice
+
+
+def _joins(cause: str, notice: str) -> bool:
+    if cause == notice:
+        return True
+    if "{" in cause or "{" in notice or notice == FELL:
+        return False
+    return cause in ("", FELL) or notice == ""
 
 
 def _tell(
