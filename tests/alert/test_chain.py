@@ -59,6 +59,21 @@ def test_a_fault_posted_to_the_service_becomes_one_alert_with_onset_cause_and_ad
     assert all(a["twinscope"]["step"] >= 30 for a in before)
 
 
+def test_a_fault_that_lasts_five_hundred_steps_is_told_once(start: Callable[..., Any]) -> None:
+    """Through HTTP, detectors, store and sender: when it may be, when it is sure, no more."""
+    with receiving() as receiver:
+        service = start(alert_targets=fast(receiver.url))
+        post(service.url, "grpo", healthy=30, faulty=500)
+        pending = 'twinscope_notifications_pending{target="ops"}'
+        receiver.wait_for(lambda: service.metric(pending) == 0)
+    told = [a for d in receiver.accepted for a in d.document["alerts"]]
+    assert [(a["labels"]["kind"], a["twinscope"]["state"]) for a in told] == [
+        ("spike", "firing"), ("level_shift", "provisional"), ("spike", "resolved"),
+        ("level_shift", "firing"),
+    ]  # fmt: skip
+    assert {a["twinscope"]["onset_step"] for a in told} == {30}
+
+
 @contextmanager
 def service_process(data: Path, targets: list[dict[str, Any]]) -> Iterator[tuple[Any, str]]:
     """A service in a process of its own, ready; killed if the block leaves it alive."""
