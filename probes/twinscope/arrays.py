@@ -78,6 +78,8 @@ class NumpyDialect:
         numpy = sys.modules["numpy"]
         for found in {part.dtype for part in parts}:
             _check_kind(field, dtype, kind=found.kind, found=found)
+            if dtype in ("I32", "I64") and not numpy.can_cast(found, NUMPY_NAMES[dtype], "safe"):
+                _check_range([part for part in parts if part.dtype == found], dtype)
         if dtype == "U8":
             for part in parts:
                 if part.dtype.kind not in "iub" and ((part != 0) & (part != 1)).any():
@@ -135,6 +137,9 @@ class TorchDialect:
                 torch.cat(flat, out=target)
                 return
             source = flat[0] if len(flat) == 1 else torch.cat(flat)
+            if dtype == "I32" and source.dtype == torch.int64 and source.numel():
+                low, high = torch.stack(torch.aminmax(source)).tolist()
+                _check_bounds(low, high, dtype)
             floats = dtype == "U8" and source.is_floating_point()
             if floats and bool(((source != 0) & (source != 1)).any()):
                 raise ValueError(NO_FLAG)
@@ -258,6 +263,20 @@ def _shared_dialect(parts: Sequence[Array]) -> Dialect | None:
 
 def _size(part: Array) -> int:
     return len(part.reshape(-1)) if hasattr(part, "reshape") else len(part)
+
+
+def _check_range(parts: Sequence[Array], dtype: DType) -> None:
+    """Raise ValueError where a numpy array of a wider type holds what `dtype` would wrap around."""
+    numpy = sys.modules["numpy"]
+    whole = parts[0] if len(parts) == 1 else numpy.concatenate([part.reshape(-1) for part in parts])
+    if whole.size:
+        _check_bounds(int(whole.min()), int(whole.max()), dtype)
+
+
+def _check_bounds(low: int, high: int, dtype: DType) -> None:
+    end = 1 << (8 * array(CODES[dtype]).itemsize - 1)
+    if low < -end or high >= end:
+        raise ValueError(f"from {low} to {high}")
 
 
 def _check_kind(field: str, dtype: DType, *, kind: str, found: object) -> None:

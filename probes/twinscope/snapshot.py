@@ -6,7 +6,8 @@ sending thread (capture.py). Lists of arrays become one array; lists of Python n
 as lists; what cannot change (numbers, strings, tuples of them) is kept. Tensors on a device are
 copied to the host, which waits for the work queued before them, as `.cpu()` does.
 
-Token ids become int32 and masks one byte on the way: the copy has half the bytes to write.
+Masks become one byte on the way, and token ids int32 where they fit: half the bytes to write pays
+for the look at each. What does not fit stays as it is, for the capture to refuse.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any
 
 from twinscope.arrays import Array
@@ -28,7 +30,10 @@ IDS = frozenset({"token_ids", "prompt_ids"})
 MASKS = frozenset({"mask", "prompt_mask"})
 OBJECTS = frozenset({"sampling", "fingerprint", "rollout_fingerprint", "train_fingerprint"})
 CONSTANTS = (type(None), bool, int, float, str, bytes, range)
+I32_END = 1 << 31
+PIECE = 1 << 16  # ids; half a MiB of int64
 NUMBER_BYTES = 32  # of a Python number that we keep alive, and its place in a list
+DTYPE = attrgetter("dtype")
 NOT_ARRAYS = "pass tensors in host or device memory, arrays or lists of numbers"
 
 
@@ -65,6 +70,26 @@ class Bfloat16(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
+class Clipped(Frozen):
+    """Integers that were clipped to int32 on their device: at a limit they may have been more."""
+
+    values: Array  # int32
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return int(self.values.size)
+
+    def thaw(self) -> Array:
+        """As they are; with one at a limit int64, that one beyond it, for the capture to refuse."""
+        numpy = sys.modules["numpy"]
+        low, high = self.values == -I32_END, self.values == I32_END - 1
+        if not (low.any() or high.any()):
+            return self.values
+        return self.values.astype(numpy.int64) - low + high
+
+
+@dataclass(frozen=True, slots=True)
 class Rows(Frozen):
     """One 1-D array per sample, concatenated."""
 
@@ -97,6 +122,11 @@ class Mixed(Frozen):
     def thaw(self) -> list[Array]:
         """Each in its own way."""
         return [thaw(row) for row in self.rows]
+
+
+def fits_int32(low: int, high: int) -> bool:
+    """Whether integers from `low` to `high` do."""
+    return low >= -I32_END and high < I32_END
 
 
 def thaw(value: Any) -> Any:
@@ -170,9 +200,26 @@ class Copier:
         if field in MASKS and kind in "iu":
             target = self._empty(value.shape, bool)
             return self._numpy.not_equal(value, 0, out=target)  # type: ignore[union-attr]
-        target = self._empty(value.shape, "int32" if field in IDS and kind in "iu" else dtype)
-        self._numpy.copyto(target, value, casting="unsafe")  # type: ignore[union-attr]
+        if field in IDS and dtype.name == "int64" and value.flags.c_contiguous:
+            target = self._empty(value.shape, "int32")
+            if self._narrow(value.reshape(-1), target.reshape(-1)):
+                return target
+        target = self._empty(value.shape, dtype)
+        self._numpy.copyto(target, value)  # type: ignore[union-attr]
         return target
+
+    def _narrow(self, source: Array, target: Array) -> bool:
+        """int64 to int32, both flat. False: a value does not fit. In pieces that stay in cache."""
+        numpy: Any = self._numpy
+        for begin in range(0, source.size, PIECE):
+            piece = source[begin : begin + PIECE]
+            numpy.copyto(target[begin : begin + PIECE], piece, casting="unsafe")
+            # The bits of all of them: enough, where none is negative, as padding may be.
+            if 0 <= numpy.bitwise_or.reduce(piece) < I32_END:
+                continue
+            if not fits_int32(piece.min(), piece.max()):
+                return False
+        return True
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Memory for a copy; large ones are warm (slabs.py)."""
@@ -207,11 +254,10 @@ class Copier:
         torch: Any = self._torch
         if value.dtype == torch.bfloat16:
             return Bfloat16(self._fetch(value.view(torch.int16)).view("uint16"))
-        if not value.is_floating_point() and not value.is_complex():
-            if field in IDS:
-                value = value.to(torch.int32)
-            elif field in MASKS:
-                value = value != 0
+        if field in IDS and value.dtype == torch.int64:
+            return Clipped(self._fetch(value.clamp(-I32_END, I32_END - 1).to(torch.int32)))
+        if field in MASKS and not value.is_floating_point() and not value.is_complex():
+            value = value != 0
         return self._fetch(value)
 
     def _fetch(self, value: Array) -> Array:
@@ -251,13 +297,11 @@ class Copier:
         dtype = value[0].dtype
         if set(map(type, value)) != {numpy.ndarray} or dtype.kind not in "iubf":
             return self._mixed(field, value)
-        if field in IDS and dtype.kind in "iu":
-            dtype = numpy.int32
         try:
             lengths = list(map(len, value))
             target = self._empty((sum(lengths),), dtype)
-            numpy.concatenate(value, out=target, casting="same_kind")
-        except (TypeError, ValueError):  # integers among floats, or rows that are not 1-D
+            numpy.concatenate(value, out=target, casting="safe")
+        except (TypeError, ValueError):  # rows of wider types, or not 1-D
             return self._mixed(field, value)
         return Rows(target, lengths)
 
@@ -281,6 +325,9 @@ class Copier:
         """One flat copy; on the host, written where it stays."""
         torch: Any = self._torch
         dtype = rows[0].dtype
+        widest = (torch.float32, torch.float64, torch.int64)  # what a copy loses, the wire does
+        if dtype not in widest and len(set(map(DTYPE, rows))) > 1:
+            raise TypeError("rows of several types")
         if self._numpy is None or rows[0].device.type != "cpu":
             return self._tensor(field, torch.cat(rows))
         if dtype == torch.bfloat16:

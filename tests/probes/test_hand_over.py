@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from numpy.testing import assert_array_equal
 import twinscope.raw_call
 from twinscope import Probe
 from twinscope.capture import capture_side
+from twinscope.errors import WireError
 from twinscope.raw_call import RawCall, take_call
 from twinscope.slabs import SlabPool
-from twinscope.snapshot import NUMBER_BYTES, Copier, thaw
+from twinscope.snapshot import NUMBER_BYTES, PIECE, Copier, thaw
 from twinscope.testing import InMemorySink
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import decode
@@ -155,8 +157,91 @@ def test_a_tensor_on_a_device_is_narrowed_there_and_fetched_once(
     expected = tensor != 0 if stored == "bool" else tensor
 
     assert thaw(copy).astype(np.float32).tolist() == expected.float().tolist()
-    assert (copy.bits if stored == "uint16" else copy).dtype == stored
+    crossed = getattr(copy, {"uint16": "bits", "int32": "values"}.get(stored, ""), copy)
+    assert crossed.dtype == stored
     assert copier.nbytes == tensor.numel() * np.dtype(stored).itemsize
+
+
+TOO_LARGE = [[1, 2], [1 << 31], [-(1 << 31) - 1]]
+ID_FORMS: dict[str, Callable[[list[list[int]]], Any]] = {
+    "lists": lambda ids: ids,
+    "rows of numpy": lambda ids: [np.array(row) for row in ids],
+    "rows of numpy, uint64": lambda ids: [np.array(row).astype("u8") for row in ids],
+    "rows of torch": lambda ids: [torch.tensor(row) for row in ids],
+    "rows of torch, int32 first": lambda ids: [
+        torch.tensor(row, dtype=torch.int64 if n else torch.int32) for n, row in enumerate(ids)
+    ],
+    "rows of numpy, int32 first": lambda ids: [
+        np.array(row, "i8" if n else "i4") for n, row in enumerate(ids)
+    ],
+}
+
+
+@pytest.mark.usefixtures("as_in_a_run")
+@pytest.mark.parametrize("buffer_bytes", [1 << 24, 200])  # copied first; too large to be copied
+@pytest.mark.parametrize("form", ID_FORMS)
+def test_a_token_id_beyond_int32_is_refused_by_name(form: str, buffer_bytes: int) -> None:
+    """Wrapped around it would look like another token: retokenised, where only a cast is wrong."""
+    fields = {
+        "logprobs": [[-1.0, -1.0], [-1.0], [-1.0]], "token_ids": ID_FORMS[form](TOO_LARGE),
+    }  # fmt: skip
+    with Probe(sink=InMemorySink(), buffer_bytes=buffer_bytes) as probe:
+        probe.train(step=1, **fields)
+        probe.flush(20)
+        stats = probe.stats()
+
+    fix = f"pass integers from {-(1 << 31)} to {(1 << 31) - 1}"
+    assert stats.last_error == f"train: token_ids[1][0]: got {1 << 31}; {fix}"
+    assert stats.refused == {"invalid": 1}
+    assert stats.dropped["invalid"].batches == 1
+    assert stats.balanced
+
+
+def test_padded_ids_beyond_int32_are_refused_and_those_at_its_ends_are_not() -> None:
+    """[S,T] of int64: the ends of int32 pass, one more anywhere does not; of uint64 also."""
+    logprobs = np.full((1, 3 * PIECE), -1.0, np.float32)
+    ends = np.zeros((1, 3 * PIECE), np.int64)
+    ends[0, :2] = -(1 << 31), (1 << 31) - 1
+    copied = _call({"logprobs": logprobs, "token_ids": ends}).copied(SlabPool(0))
+    assert copied.fields["token_ids"].dtype == np.int32
+    assert _decoded(copied).tensors["token_ids"].tolist() == ends[0].tolist()
+
+    unsigned = np.zeros(ends.shape, np.uint64)
+    for at, ids, value in [
+        (2 * PIECE, ends, 1 << 31),
+        (7, ends, -(1 << 31) - 1),
+        (9, unsigned, (1 << 64) - 1),
+    ]:
+        wrong = ids.copy()
+        wrong[0, at] = value
+        call = _call({"logprobs": logprobs, "token_ids": wrong})
+        with pytest.raises(WireError, match=rf"token_ids\[0\]\[{at}\].*got {value};"):
+            call.copied(SlabPool(0)).unpack(SlabPool(0), 1 << 30)
+
+
+def test_an_id_clipped_on_a_device_is_refused() -> None:
+    """Half the bytes stay off the bus; the value is gone, that it was too large is not."""
+    copier = Copier(SlabPool(0))
+    fine, wrong = torch.tensor([0, 50_000]), torch.tensor([5, 1 << 40])
+    assert thaw(copier._device_tensor("token_ids", fine)).tolist() == [0, 50_000]
+
+    ids = copier._device_tensor("token_ids", wrong)
+    call = replace(_call({"logprobs": [-1.0, -1.0]}), fields={"token_ids": ids})
+    with pytest.raises(WireError, match=rf"token_ids\[0\]\[1\].*got {1 << 31};"):
+        call.unpack(SlabPool(0), 1 << 30)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_rows_of_several_types_lose_no_digit(make: Callable[[Any], Any]) -> None:
+    """A row in half precision comes first: the others do not become it."""
+    exact = [[-0.5], [-1.0 - 2.0**-20]]
+    half = np.float16 if make is np.array else torch.float16
+    rows = [make(exact[0]).astype(half) if half is np.float16 else make(exact[0]).to(half)]
+    rows.append(make(exact[1]) if half is torch.float16 else np.float32(exact[1]))
+
+    batch = _decoded(_call({"logprobs": rows, "token_ids": [[1], [2]]}).copied(SlabPool(0)))
+
+    assert batch.tensors["train_logprobs"].tolist() == [-0.5, exact[1][0]]
 
 
 @pytest.mark.parametrize("form", FORMS)
