@@ -1,7 +1,8 @@
-"""The hand-over of one call, in every form and two sizes, beside the bare copy of the same arrays.
+"""The hand-over of one call, in every form and three sizes, beside the bare copy of its arrays.
 
 The bare copy is one `copyto` or `concatenate` per array, or a copy of each list, into memory that
-exists. The call's time minus it is what the probe costs beyond the copy that it cannot avoid.
+exists. The call's time minus it is what the probe costs beyond the copy that it cannot avoid: one
+difference per round, made in alternating order, and the median of them with its interval.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import numpy as np
 
 from twinscope import Probe
 from twinscope.sink import Answer
+from twinscope_service.bench.interval import Interval, median_interval
 
-SAMPLES = 64
-TOKENS = (100, 10_000)  # of a padded row: once, and a hundred times
+SHAPES = ((64, 100), (64, 10_000), (512, 1_250))  # samples, tokens of a padded row
 TARGETS = 4  # sets of memory in turn: one alone would stay in the processor's cache
 BUFFER_BYTES = 1 << 30
 
@@ -38,10 +39,11 @@ class Cost:
     """Medians in microseconds of the thread's CPU time."""
 
     form: str
+    samples: int
     tokens: int  # of the answers, without padding
     call: float
     bare: float
-    beyond: float  # of the call minus the bare copy that was made right after it
+    beyond: Interval  # of the call minus the bare copy of the same round
 
 
 class Nowhere:
@@ -63,23 +65,40 @@ class Nowhere:
 
 def measure(*, rounds: int) -> Iterator[Cost]:
     """One per form and size. The sending thread rests while a call is timed."""
-    for tokens in TOKENS:
-        for form in forms(tokens):
-            yield _measure(form, rounds)
+    for samples, tokens in SHAPES:
+        for form in forms(samples, tokens):
+            yield _measure(form, rounds, samples=samples)
 
 
-def _measure(form: Form, rounds: int) -> Cost:
-    """Call and copy in turn, so that both see the same machine; the first finds cold memory."""
-    calls, copies = [], []
+def _measure(form: Form, rounds: int, *, samples: int) -> Cost:
+    """Call and copy in turn, so that both see the same machine; the first find cold memory."""
     with Probe(sink=Nowhere(), environment={}, buffer_bytes=BUFFER_BYTES) as probe:
-        for _ in range(rounds + 1):
-            calls.append(timed(lambda: probe.train(step=0, **form.fields)))
+
+        def call() -> float:
+            seconds = timed(lambda: probe.train(step=0, **form.fields))
             probe.flush(60)
-            copies.append(timed(form.bare))
-        tokens = probe.stats().captured.tokens // (rounds + 1)
-    beyond = [call - copy for call, copy in zip(calls, copies, strict=True)]
-    medians = [statistics.median(seconds[1:]) * 1e6 for seconds in (calls, copies, beyond)]
-    return Cost(form.name, tokens, *medians)
+            return seconds * 1e6
+
+        def copy() -> float:
+            return timed(form.bare) * 1e6
+
+        both = [_in_order(call, copy, swapped=n % 2 == 1) for n in range(rounds + 2)][2:]
+        tokens = probe.stats().captured.tokens // (rounds + 2)
+    calls, copies = zip(*both, strict=True)
+    beyond = median_interval([one - other for one, other in both])
+    return Cost(
+        form.name, samples, tokens, statistics.median(calls), statistics.median(copies), beyond
+    )
+
+
+def _in_order(
+    first: Callable[[], float], second: Callable[[], float], *, swapped: bool
+) -> tuple[float, float]:
+    """(first(), second()); swapped: the second is called first."""
+    if swapped:
+        later = second()
+        return first(), later
+    return first(), second()
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -89,11 +108,11 @@ def timed(call: Callable[[], object]) -> float:
     return time.thread_time() - start
 
 
-def forms(tokens: int) -> Iterator[Form]:
+def forms(samples: int, tokens: int) -> Iterator[Form]:
     """Log-probs, ids and a mask of answers between half and the whole of `tokens` long."""
     rng = np.random.default_rng(0)
-    lengths = rng.integers(tokens // 2, tokens, SAMPLES)
-    logprobs = -rng.random((SAMPLES, tokens)).astype(np.float32)
+    lengths = rng.integers(tokens // 2, tokens, samples)
+    logprobs = -rng.random((samples, tokens)).astype(np.float32)
     ids, mask = rng.integers(0, 50_000, logprobs.shape), np.arange(tokens) < lengths[:, None]
     padded: dict[str, Any] = {"logprobs": logprobs, "token_ids": ids, "mask": mask}
     rows = {
@@ -105,16 +124,18 @@ def forms(tokens: int) -> Iterator[Form]:
     yield Form("[S,T] numpy", padded, copy)
     yield Form("a list of numpy rows", rows, join)
     yield Form("a list of lists", lists, lambda: [[row[:] for row in c] for c in lists.values()])
-    yield from _torch_forms(padded, rows, copy, join)
+    yield from _torch_forms(padded, rows, copy)
 
 
 def _torch_forms(
     padded: dict[str, Any],
     rows: dict[str, Any],
     copy: Callable[[], object],
-    join: Callable[[], object],
 ) -> Iterator[Form]:
-    """The same tensors of torch; none without torch. Its own copies would start threads."""
+    """The same tensors of torch; none without torch. numpy copies them: torch's would use threads.
+
+    Of a list of rows torch's own `cat` is the bare copy, on one thread: each row costs it more.
+    """
     try:
         import torch
     except ImportError:
@@ -126,7 +147,7 @@ def _torch_forms(
     same_bytes = [padded["logprobs"].astype(np.float16), ids, ids]
     yield Form("[S,T] torch, bfloat16", half, _copies(same_bytes))
     parts = {name: [torch.from_numpy(row) for row in column] for name, column in rows.items()}
-    yield Form("a list of torch rows", parts, join)
+    yield Form("a list of torch rows", parts, _torch_joins(list(parts.values())))
 
 
 def _copies(arrays: list[Any]) -> Callable[[], object]:
@@ -145,6 +166,18 @@ def _joins(columns: list[Any]) -> Callable[[], object]:
     def join() -> None:
         for target, rows in zip(next(targets), columns, strict=True):
             np.concatenate(rows, out=target)
+
+    return join
+
+
+def _torch_joins(columns: list[Any]) -> Callable[[], object]:
+    import torch
+
+    targets = _in_turn(lambda: [torch.cat(rows) for rows in columns])
+
+    def join() -> None:
+        for target, rows in zip(next(targets), columns, strict=True):
+            torch.cat(rows, out=target)
 
     return join
 

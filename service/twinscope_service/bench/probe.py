@@ -24,11 +24,15 @@ SIZES = (100, 1_000, 8_000, 32_000)  # tokens of a sample
 
 def run(*, rounds: int) -> int:
     """Print one line per form and size, then one per size of a finished request."""
-    print(f"{'Probe.train with':<24}{'tokens':>9}{'call µs':>10}{'bare copy':>11}{'beyond':>9}")
+    print(
+        f"{'Probe.train with':<24}{'samples':>9}{'tokens':>9}{'call µs':>10}{'bare copy':>11}"
+        f"{'beyond':>9}   95 % interval"
+    )
     for cost in hand_over.measure(rounds=rounds):
+        beyond = cost.beyond
         print(
-            f"{cost.form:<24}{cost.tokens:>9}{cost.call:>10.0f}{cost.bare:>11.0f}"
-            f"{cost.beyond:>9.0f}",
+            f"{cost.form:<24}{cost.samples:>9}{cost.tokens:>9}{cost.call:>10.0f}{cost.bare:>11.0f}"
+            f"{beyond.middle:>9.0f}   {beyond.low:.0f} to {beyond.high:.0f}",
             flush=True,
         )
     print(f"\n{'call':<24}{'tokens':>9}{'host µs':>10}{'p90':>9}{'later µs':>11}")
