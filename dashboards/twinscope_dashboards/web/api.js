@@ -8,10 +8,10 @@ export class Problem extends Error {
   }
 }
 
-async function get(path) {
+async function get(path, more = {}) {
   let response;
   try {
-    response = await fetch(path, { headers: { accept: "application/json" } });
+    response = await fetch(path, { headers: { accept: "application/json" }, ...more });
   } catch {
     throw new Problem("no connection to the service", { fix: "Is it running? The page tries again by itself." });
   }
@@ -43,7 +43,11 @@ export const api = {
   async profiles(run, step) {
     return (await get(`v1/runs/${name(run)}/steps/${name(step)}/profiles`)).statistics;
   },
-  alerts: (run) => get(`v1/runs/${name(run)}/alerts?limit=200`),
+  alerts: (run) => get(`v1/runs/${name(run)}/alerts?limit=1000`),
+  events: (run) => get(`v1/runs/${name(run)}/events?limit=300`),
+  silences: () => get("v1/silences"),
+  silence: (asked) => get("v1/silences", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(asked) }),
+  endSilence: (id) => get(`v1/silences/${name(id)}`, { method: "DELETE" }),
   /** The state of the service; an answer of 503 is one too. */
   async health() {
     const response = await fetch("readyz");
@@ -58,8 +62,15 @@ export const api = {
   },
 };
 
+function from(place) {
+  const query = new URLSearchParams(Object.entries(place).filter(([, value]) => value !== null && value !== undefined)).toString();
+  return query ? `?${query}` : "";
+}
+
 export const link = {
   run: (run, query = "") => `#/runs/${name(run)}${query}`,
   step: (run, step, query = "") => `#/runs/${name(run)}/steps/${step}${query}`,
+  /** `place`: the run, and perhaps the step, from which it was opened: the way back. */
+  runbook: (path, place = {}) => `#/runbooks/${path}${from(place)}`,
   compare: (...parts) => `#/compare/${parts.map(name).join("/")}`,
 };

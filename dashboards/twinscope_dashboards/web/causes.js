@@ -1,27 +1,29 @@
 // Causes: what most likely happened, how sure, the evidence, what would remain, what to do.
 
-import { api } from "./api.js";
+import { cameDown, leading } from "./alerts.js";
+import { api, link } from "./api.js";
 import { failure, h, loading } from "./dom.js";
 import { render, summary } from "./markdown.js";
-import { count, number, sentence, share, words } from "./words.js";
+import { capital, count, number, sentence, share, times, words } from "./words.js";
 
-export function causes(step) {
+/** `told`: evidence and fix of the first one stand above already (situation). */
+export function causes(step, { told = false } = {}) {
   const found = step.diagnosis ?? [];
   if (found.length === 0) {
     return h("p", { class: "state empty" }, step.state === "open" ? "Causes are named when the step closes." : "No cause was named for this step.");
   }
-  return h("ol", { class: "causes" }, found.map((cause, index) => card(cause, step, index === 0)));
+  return h("ol", { class: "causes" }, found.map((cause, index) => card(cause, step, { first: index === 0, told: told && index === 0 })));
 }
 
-function card(cause, step, first) {
+function card(cause, step, { first, told }) {
   return h("li", { class: `cause ${cause.family === "none" ? "calm" : ""}` },
     h("div", { class: "cause-head" },
       h("h3", { "data-cause": cause.cause }, words(cause.cause)),
       h("span", { class: "family" }, cause.family === "none" ? "healthy" : cause.family),
       meter(cause.confidence)),
-    h("p", {}, sentence(cause.evidence)),
+    told ? null : h("p", {}, capital(sentence(cause.evidence))),
     remains(cause, step),
-    cause.fix ? h("p", { class: "fix" }, h("strong", {}, "Do: "), sentence(cause.fix)) : null,
+    cause.fix && !told ? h("p", { class: "fix" }, h("strong", {}, "Do: "), sentence(cause.fix)) : null,
     facts(cause),
     cause.runbook ? runbook(cause.runbook, first && cause.family !== "none" ? "Runbook: how it looks, how sure one can be, where to look in your framework" : "Runbook") : null);
 }
@@ -40,13 +42,20 @@ function remains(cause, step) {
     cause.k3_after_is ? ` (${cause.k3_after_is}).` : ".");
 }
 
+// What an estimate is, where its name alone misleads.
+const ESTIMATES = {
+  engine_over_trainer: "temperature, engine's over trainer's", from: "estimated from", sampled_by: "the tokens follow", standard_error: "standard error", onset_step: "began at step",
+};
+
 function facts(cause) {
-  const all = Object.entries(cause.estimate ?? {});
+  const estimate = cause.estimate ?? {};
+  const relative = estimate.temperature === estimate.engine_over_trainer; // from the pair alone: a ratio, not a temperature
+  const all = Object.entries(estimate).filter(([name]) => name !== "temperature" || !relative);
   const estimates = all.filter(([, value], i) => !all.slice(0, i).some(([, earlier]) => earlier === value)); // the same number under two names
   if (estimates.length === 0 && cause.group.length === 0 && cause.share >= 1) return null;
   const shown = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value));
   return h("dl", { class: "facts" },
-    estimates.map(([name, value]) => [h("dt", {}, words(name)), h("dd", {}, shown(value))]),
+    estimates.map(([name, value]) => [h("dt", {}, ESTIMATES[name] ?? words(name)), h("dd", {}, shown(value))]),
     cause.share < 1 ? [h("dt", {}, "touches"), h("dd", {}, `${share(cause.share)} of the tokens' samples`)] : null,
     cause.group.length ? [h("dt", {}, "cannot be told from"), h("dd", {}, cause.group.filter((id) => id !== cause.cause).map(words).join(", "))] : null,
     cause.separator ? [h("dt", {}, "would tell them apart"), h("dd", {}, cause.separator)] : null);
@@ -73,19 +82,20 @@ export function causeLine(step) {
   return best.family === "none" ? h("span", { class: "quiet" }, words(best.cause)) : h("span", {}, h("strong", {}, words(best.cause)), ` ${share(best.confidence)}`);
 }
 
-/** What an engineer who was woken wants to know, in one box. */
-export function situation({ step, alerts, href, links = [], events = null }) {
+/** What an engineer who was woken wants to know, in one box. `place`: {run, step} of the view. */
+export function situation({ step, alerts, href, links = [], events = null, place = {} }) {
   const lead = leading(alerts);
+  const fell = alerts.find((alert) => alert.state === "firing" && alert.series === "k3" && cameDown(alert));
   const best = step.diagnosis?.[0];
   const healthy = step.verdict === "ok" && !lead;
   return h("section", { class: `situation ${step.verdict} ${lead ? "alarmed" : ""}`, "aria-label": "What is going on" },
     h("dl", {},
-      row("Is it real?", judged(step, lead)),
+      row("Is it real?", judged(step, lead, fell)),
       healthy ? null : row("Since when?", [since(lead, step, href), lead && events ? changed(events, lead) : null]),
       row("How bad for training?", harm(step.metrics ?? {})),
       healthy ? null : row("On which tokens?", spread(step, best)),
       best && best.family !== "none" ? row("What caused it?", blamed(best)) : null,
-      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: `#/runbooks/${best.cause}` }, "Runbook"), taught(step, lead)]) : null,
+      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: link.runbook(best.cause, place) }, "Runbook"), taught(step, lead)]) : null,
       healthy && best ? row("Why?", sentence(best.evidence)) : null,
       links.length ? row("Look at", links) : null));
 }
@@ -94,8 +104,7 @@ export function situation({ step, alerts, href, links = [], events = null }) {
 function blamed(best) {
   const meaning = h("p", { class: "quiet", "data-role": "meaning" });
   api.runbook(best.runbook).then((text) => { meaning.textContent = `In general: ${summary(text)}`; }).catch(() => {}); // the name and the evidence stand without it
-  const evidence = sentence(best.evidence);
-  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, evidence.charAt(0).toUpperCase(), evidence.slice(1), meaning];
+  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, capital(sentence(best.evidence)), meaning];
 }
 
 /** What else happened when it began; its absence is told, so that nobody looks for it. */
@@ -124,19 +133,13 @@ function taught(step, lead) {
 
 const row = (question, answer) => h("div", {}, h("dt", {}, question), h("dd", {}, answer));
 
-/** The firing alert that says most: about k3 first, then the earliest. */
-export function leading(alerts) {
-  const firing = alerts.filter((alert) => alert.state === "firing");
-  const rank = (alert) => [alert.series === "k3" ? 0 : 1, alert.onset_step ?? alert.step];
-  return firing.sort((a, b) => rank(a)[0] - rank(b)[0] || rank(a)[1] - rank(b)[1])[0] ?? null;
-}
-
-function judged(step, lead) {
+function judged(step, lead, fell) {
   const level = step.metrics?.k3_mean;
   const said = { ok: lead ? "It changed; the level alone would not alarm." : "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
   return [h("strong", {}, said),
     level === null || level === undefined ? null : [" rollout_train_kl, the KL between the two, is ", number(level), " nats per token",
       lead?.before > 0 && lead.series === "k3" ? [`, ${Number((level / lead.before).toPrecision(3))} times this run's own level of `, number(lead.before)] : null, ". "],
+    fell && step.verdict !== "inconsistent" ? `It fell at step ${fell.onset_step ?? fell.step} (${times(fell.ratio)}): the two sides came closer. ` : null,
     step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, reason))) : null];
 }
 

@@ -13,34 +13,55 @@ export async function showCompare({ parts }) {
   const nodes = [h("h1", {}, "Compare"), form(runs, parts)];
   if (parts.length === 4) nodes.push(...await steps(parts));
   else if (parts.length === 2) nodes.push(...await twoRuns(parts));
+  else if (runs.length < 2) nodes.push(h("p", { class: "quiet" }, "There is one run only: give two of its steps."));
   else nodes.push(h("p", { class: "quiet" }, "Choose two runs; with step numbers, two steps, of one run or of two."));
   return { title: "Compare", nodes };
 }
 
 function form(runs, parts) {
   const four = parts.length === 4;
-  const chosen = four ? [parts[0], parts[2]] : parts;
+  const chosen = four ? [parts[0], parts[2]] : parts.length === 2 ? parts : runs.slice(0, 2).map((run) => run.run);
   const select = (label, value) => h("select", { "aria-label": label }, runs.map((run) => h("option", { value: run.run, selected: run.run === value }, run.run)));
   const field = (label, value) => h("input", { type: "number", min: 0, "aria-label": label, placeholder: "all steps", value: value ?? "" });
   const [a, b] = [select("first run", chosen[0]), select("second run", chosen[1])];
   const [x, y] = [field("first step", four ? parts[1] : null), field("second step", four ? parts[3] : null)];
+  const missing = h("p", { class: "error", role: "alert" });
   const go = (event) => {
     event.preventDefault();
-    location.hash = x.value !== "" && y.value !== "" ? link.compare(a.value, x.value, b.value, y.value) : link.compare(a.value, b.value);
+    const [first, second] = [a.value, b.value];
+    const [m, n] = [x.value.trim(), y.value.trim()];
+    const said = incomplete({ first, second, m, n });
+    missing.textContent = said?.text ?? "";
+    if (said) (said.at === "first" ? x : said.at === "second" ? y : b).focus();
+    else location.hash = m === "" ? link.compare(first, second) : link.compare(first, m, second, n);
   };
-  return h("form", { class: "compare-form", onsubmit: go }, h("span", {}, a, " step ", x), h("span", {}, " with "), h("span", {}, b, " step ", y), h("button", { type: "submit" }, "Compare"));
+  return h("form", { class: "compare-form", onsubmit: go, novalidate: true }, h("span", {}, a, " step ", x), h("span", {}, " with "), h("span", {}, b, " step ", y), h("button", { type: "submit" }, "Compare"), missing);
 }
+
+/** What is missing for a comparison, and where; null: nothing. */
+export function incomplete({ first, second, m, n }) {
+  if ((m === "") !== (n === "")) {
+    const [at, run] = m === "" ? ["first", first] : ["second", second];
+    return { at, text: `Which step of ${run}, the ${at} one? Give both step numbers to compare two steps, none to compare the runs.` };
+  }
+  if (first === second && m === n) return { at: m === "" ? "run" : "second", text: m === "" ? "That is the same run twice: choose another, or give two steps of it." : "That is the same step twice: give another step number." };
+  return null;
+}
+
+/** `what` is a run or step: two names, the same numbers. */
+const twins = (what) => h("p", { class: "advice", role: "status", "data-twins": "" }, h("strong", {}, "The same numbers. "), `In both ${what} every number is equal to the last digit: the same data under two names, or one view compared with itself.`);
 
 async function steps([runA, stepA, runB, stepB]) {
   const [a, b, profilesA, profilesB] = await Promise.all([api.step(runA, stepA), api.step(runB, stepB), api.profiles(runA, stepA), api.profiles(runB, stepB)]);
-  const label = (step) => `${step.run} step ${step.step}`;
+  const label = (step) => (runA === runB ? `step ${step.step}` : `${step.run} step ${step.step}`);
   const linked = (step) => h("a", { href: link.step(step.run, step.step) }, label(step));
   const rows = KEY_METRICS.filter(([name]) => [a, b].some((step) => step.metrics?.[name] !== null && step.metrics?.[name] !== undefined));
-  const nodes = [section("Numbers", table("Two steps", [
+  const same = rows.every(([name]) => a.metrics[name] === b.metrics[name]);
+  const nodes = [same ? twins("steps") : null, section("Numbers", table("Two steps", [
     { title: "metric", get: ([, title]) => title },
     { title: linked(a), numeric: true, get: ([name, , , unit]) => number(a.metrics[name], asShare(unit, a.metrics[name])) },
     { title: linked(b), numeric: true, get: ([name, , , unit]) => number(b.metrics[name], asShare(unit, b.metrics[name])) },
-    { title: "second over first", numeric: true, get: ([name]) => (a.metrics[name] && b.metrics[name] ? times(b.metrics[name] / a.metrics[name]) : "—") },
+    { title: "ratio", numeric: true, get: ([name]) => (a.metrics[name] && b.metrics[name] ? times(b.metrics[name] / a.metrics[name]) : "—") },
   ], rows))];
   if (profilesA && profilesB) {
     const both = { first: label(a), second: label(b) };
@@ -66,5 +87,6 @@ async function twoRuns([runA, runB]) {
     title: KEY_METRICS.find(([id]) => id === name)?.[1] ?? name, height: 240,
     build: () => ({ data: [curve(a, name, "accent"), curve(b, name, "accent2")], layout: { xaxis: axis("step"), yaxis: axis("", log.has(name) ? logarithmic : {}), hovermode: "x" } }),
   }));
-  return [legend({ first: h("a", { href: link.run(runA) }, runA), second: h("a", { href: link.run(runB) }, runB) }), h("div", { class: "pair" }, plots)];
+  const same = ["k3_mean", "abs_mean", "abs_max"].every((name) => JSON.stringify(a.metrics[name]) === JSON.stringify(b.metrics[name])) && a.step.length === b.step.length;
+  return [same ? twins("runs") : null, legend({ first: h("a", { href: link.run(runA) }, runA), second: h("a", { href: link.run(runB) }, runB) }), h("div", { class: "pair" }, plots)];
 }

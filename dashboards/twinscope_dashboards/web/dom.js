@@ -54,6 +54,15 @@ export function failure(error) {
     error.fix ? h("p", {}, `What to do: ${error.fix}`) : null);
 }
 
+/** Put what `build` gives into `box` in place of what is there; its failure, if it fails. */
+export async function fill(box, build) {
+  try {
+    box.replaceChildren(...[await build()].flat(Infinity).filter(Boolean));
+  } catch (error) {
+    box.replaceChildren(failure(error));
+  }
+}
+
 /** A row of buttons of which one is pressed. `choices`: [value, label]. */
 export function choice(label, choices, chosen, pick) {
   const buttons = choices.map(([value, text]) => h("button", {

@@ -4,9 +4,9 @@
 //   #/runs/RUN?from=A&to=B                one run, a stretch of its steps
 //   #/runs/RUN/steps/STEP?sample=ID       one step
 //   #/compare/RUN/RUN, /RUN/STEP/RUN/STEP two of them
-//   #/runbooks/CAUSE, #/runbooks/alerts/KIND, #/health, #/api (also at /docs)
+//   #/runbooks/CAUSE?run=RUN&step=STEP, #/runbooks/alerts/KIND, #/health, #/api (also at /docs)
 
-import { api } from "./api.js";
+import { api, link } from "./api.js";
 import { failure, h, loading } from "./dom.js";
 import { showCalls } from "./calls.js";
 import { showCompare } from "./compare.js";
@@ -16,6 +16,7 @@ import { plotly } from "./plots.js";
 import { runStamp, showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { showStep, stepStamp } from "./step.js";
+import { words } from "./words.js";
 
 const REFRESH_MS = 5000;
 const view = document.getElementById("view");
@@ -28,6 +29,7 @@ let turn = 0; // a view that arrives after another one was asked for is dropped
 /**
  * From the address to {section, show(), stamp(), plots}; stamp tells cheaply whether anything is
  * new; `plots`: the view has some, so their library loads while its data are on the way.
+ * show() gives {title, nodes, ready, up, keys}; `ready` settles when parts that came later are there.
  */
 function route() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -38,15 +40,26 @@ function route() {
   }
   if (parts[0] === "runs" && parts[1] !== undefined) return { section: "runs", plots: true, show: () => showRun(place), stamp: () => runStamp(place.run) };
   if (parts[0] === "compare") return { section: "compare", plots: place.parts.length > 0, show: () => showCompare(place), stamp: null };
-  if (parts[0] === "runbooks") return { section: "runs", show: () => showRunbook(...parts.slice(-2)), stamp: null };
+  if (parts[0] === "runbooks") return { section: "runs", show: () => showRunbook(parts.slice(-2), place.query), stamp: null };
   if (parts[0] === "api") return { section: "api", show: showCalls, stamp: null };
   if (parts[0] === "health") return { section: "health", show: showHealth, stamp: async () => String(Date.now()) };
   return { section: "runs", show: showRuns, stamp: async () => JSON.stringify((await api.runs()).map((run) => [run.run, run.closed_steps, run.last_seen, run.active])) };
 }
 
-async function showRunbook(kind, name) {
+/** A runbook, with the way back to the run and step from which it was opened. */
+async function showRunbook([kind, name], query) {
   const folder = kind === "alerts" ? "alerts" : "causes";
-  return { title: name, nodes: [h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Runs"), " › runbook"), h("article", { class: "runbook" }, render(await api.runbook(`${folder}/${name}.md`)))] };
+  const [run, step] = [query.get("run"), query.get("step")];
+  const place = { run, step };
+  const back = [
+    run === null ? null : [" › ", h("a", { href: link.run(run) }, run)],
+    run === null || step === null ? null : [" › ", h("a", { href: link.step(run, step) }, `Step ${step}`)],
+  ];
+  const text = await api.runbook(`${folder}/${name}.md`);
+  return {
+    title: words(name), up: run === null ? "#/" : step === null ? link.run(run) : link.step(run, step),
+    nodes: [h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Runs"), back, " › runbook"), h("article", { class: "runbook" }, render(text, place))],
+  };
 }
 
 /** Show what the address says. `quietly`: new data of the same view, so place and focus stay. */
@@ -59,12 +72,14 @@ async function show({ quietly = false } = {}) {
   view.setAttribute("aria-busy", "true");
   if (plots) plotly().catch(() => {}); // a figure says so, if it is missing
   try {
-    const [built, mark] = [await build(), null];
+    const built = await build();
+    if (quietly) await built.ready; // in one piece, so that nothing jumps under the reader's eyes
     if (mine !== turn) return;
-    shown = { keys: {}, up: "#/", stamp: mark, ...built };
+    shown = { keys: {}, up: "#/", stamp: null, ...built };
     if (shown.stamp === null && stamp !== null) shown.stamp = await stamp();
     const top = scrollY;
     view.replaceChildren(...shown.nodes.flat(Infinity).filter(Boolean));
+    performance.mark("text"); // what `make page-speed` reads
     document.title = `${shown.title} · TwinScope`;
     if (quietly) scrollTo(0, top);
     else { scrollTo(0, 0); view.focus({ preventScroll: true }); }
@@ -106,7 +121,7 @@ async function refresh() {
   }
 }
 
-const busy = () => view.querySelector("details[open]") !== null || (view.contains(document.activeElement) && document.activeElement.matches("input, select"));
+const busy = () => view.querySelector("details[open]:not([data-opened])") !== null || (view.contains(document.activeElement) && document.activeElement.matches("input, select"));
 
 const THEMES = ["system", "light", "dark"];
 function setTheme(name) {

@@ -1,10 +1,12 @@
 // The part of Markdown that runbooks use, as document nodes. Anything else stays text.
 
+import { link } from "./api.js";
 import { h, scroll } from "./dom.js";
 
 const INLINE = /(`[^`]+`)|(\*\*[^*]+\*\*)|\[([^\]]+)\]\(([^)\s]+)\)/g;
 
-function inline(text) {
+/** `place`: {run, step} from which the page was opened, for links between the pages. */
+function inline(text, place = {}) {
   const nodes = [];
   let end = 0;
   for (const match of text.matchAll(INLINE)) {
@@ -12,13 +14,13 @@ function inline(text) {
     end = match.index + match[0].length;
     if (match[1]) nodes.push(h("code", {}, match[1].slice(1, -1)));
     else if (match[2]) nodes.push(h("strong", {}, match[2].slice(2, -2)));
-    else nodes.push(h("a", { href: target(match[4]) }, match[3]));
+    else nodes.push(h("a", { href: target(match[4], place) }, match[3]));
   }
   return [...nodes, text.slice(end)];
 }
 
 /** Links between cause pages stay in this page; other relative links are shown as text. */
-const target = (address) => (/^[a-z0-9_]+\.md$/.test(address) ? `#/runbooks/${address.slice(0, -3)}` : null);
+const target = (address, place) => (/^[a-z0-9_]+\.md$/.test(address) ? link.runbook(address.slice(0, -3), place) : null);
 
 /** The first paragraph, as plain text. */
 export function summary(text) {
@@ -28,7 +30,8 @@ export function summary(text) {
 
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
 
-export function render(text) {
+export function render(text, place = {}) {
+  const said = (line) => inline(line, place);
   const nodes = [];
   const lines = text.split("\n");
   for (let i = 0; i < lines.length;) {
@@ -36,7 +39,7 @@ export function render(text) {
     if (line.trim() === "") { i += 1; continue; }
     const heading = /^(#{1,4})\s+(.*)$/.exec(line);
     if (heading) {
-      nodes.push(h(`h${Math.min(6, heading[1].length + 2)}`, {}, inline(heading[2])));
+      nodes.push(h(`h${Math.min(6, heading[1].length + 2)}`, {}, said(heading[2])));
       i += 1;
       continue;
     }
@@ -49,13 +52,13 @@ export function render(text) {
     } else if (line.startsWith("|")) {
       const rows = block((next) => next.startsWith("|")).map(cells);
       nodes.push(scroll("table", h("table", {},
-        h("thead", {}, h("tr", {}, rows[0].map((cell) => h("th", { scope: "col" }, inline(cell))))),
-        h("tbody", {}, rows.slice(2).map((row) => h("tr", {}, row.map((cell) => h("td", {}, inline(cell)))))))));
+        h("thead", {}, h("tr", {}, rows[0].map((cell) => h("th", { scope: "col" }, said(cell))))),
+        h("tbody", {}, rows.slice(2).map((row) => h("tr", {}, row.map((cell) => h("td", {}, said(cell)))))))));
     } else if (/^([-*]|\d+\.)\s/.test(line)) {
       const items = block((next) => next.trim() !== "" && !next.startsWith("#")).join("\n").split(/\n(?=[-*]\s|\d+\.\s)/);
-      nodes.push(h(/^\d/.test(line) ? "ol" : "ul", {}, items.map((item) => h("li", {}, inline(item.replace(/^([-*]|\d+\.)\s+/, "").replace(/\n\s*/g, " "))))));
+      nodes.push(h(/^\d/.test(line) ? "ol" : "ul", {}, items.map((item) => h("li", {}, said(item.replace(/^([-*]|\d+\.)\s+/, "").replace(/\n\s*/g, " "))))));
     } else {
-      nodes.push(h("p", {}, inline(block((next) => next.trim() !== "" && !/^(#|\||```|[-*]\s)/.test(next)).join(" "))));
+      nodes.push(h("p", {}, said(block((next) => next.trim() !== "" && !/^(#|\||```|[-*]\s)/.test(next)).join(" "))));
     }
     i = end;
   }

@@ -41,7 +41,7 @@ function frame(layout) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: "inherit", color: color("text"), size: 12 },
     margin: { l: 56, r: 12, t: layout.showlegend ? 44 : 8, b: 40 }, showlegend: false, hovermode: "closest", dragmode: "zoom",
     hoverlabel: { bgcolor: color("card"), bordercolor: color("line"), font: { color: color("text"), family: "inherit" }, align: "left" },
-    legend: { orientation: "h", yref: "container", y: 1, yanchor: "top", x: 0, font: { size: 12 } }, ...layout,
+    legend: { orientation: "h", yref: "container", y: 1, yanchor: "top", x: 0, font: { size: 12 }, itemsizing: "constant" }, ...layout,
   };
 }
 
@@ -79,6 +79,7 @@ export function figure({ title, note, label, height = 300, build, on = {}, table
   const start = async () => {
     if (await draw()) for (const [event, listener] of Object.entries(on)) box.on(event, listener);
     box.dataset.drawn = "yes";
+    performance.mark("plot");
   };
   const seen = new IntersectionObserver((entries) => {
     if (!entries.some((entry) => entry.isIntersecting)) return;

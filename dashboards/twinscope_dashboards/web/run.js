@@ -1,76 +1,71 @@
 // One run: what is going on, its timeline, alerts, events, steps.
 
+import { alertList, leading } from "./alerts.js";
 import { api, link } from "./api.js";
-import { leading, situation } from "./causes.js";
-import { fold, h, nothing, section, table } from "./dom.js";
+import { situation } from "./causes.js";
+import { fill, fold, h, loading, nothing, section, table } from "./dom.js";
 import { policyRef } from "./reference.js";
 import { describe, timeline } from "./timeline.js";
-import { count, format, number, series, share, time, times, verdict, words } from "./words.js";
+import { count, format, number, pulse, share, time, verdict, words } from "./words.js";
 
-const PAGE = 25;
+const PAGE = 15;
 
 export async function showRun({ run, query }) {
-  const [view, data] = await Promise.all([api.run(run), api.timeline(run)]);
+  const [view, alerts, events] = await Promise.all([api.run(run), api.alerts(run), api.events(run)]);
   const at = (step) => link.step(run, step);
-  const nodes = [heading(view, run)];
+  const living = h("span", {});
+  const nodes = [heading(view, run, living)];
   if (view.last === null) {
     nodes.push(nothing(h("p", {}, "No step of this run is closed yet. ", view.open_steps.length ? ["Open: ", openSteps(view, at), "."] : `Waiting for their other side: ${count(view.waiting_samples, "sample")}.`)));
     return { title: run, nodes, stamp: stamp(view) };
   }
-  nodes.push(situation({ step: view.last, alerts: data.alerts, href: at, links: lookAt(run, view.last, data), events: data.events }));
-  nodes.push(timeline(data, {
-    range: rangeOf(query, data), onStep: (step) => { location.hash = at(step); },
-    onRange: (from, to) => history.replaceState(null, "", link.run(run, from === null ? "" : `?from=${from}&to=${to}`)),
-  }));
-  const reference = policyRef(data);
-  if (reference) nodes.push(reference);
-  nodes.push(alertList(data.alerts, at), eventList(data.events, at), stepList(data, at));
-  return { title: run, nodes, stamp: stamp(view), up: "#/", keys: { j: () => { location.hash = at(leading(data.alerts)?.onset_step ?? view.last.step); } } };
+  const [curves, steps, beside] = [h("div", { class: "curves" }, loading("the timeline")), h("div", {}), h("span", {})];
+  nodes.push(situation({ step: view.last, alerts, href: at, links: [h("a", { href: link.step(run, view.last.step, "?at=tokens") }, "the tokens of the last step"), beside], events, place: { run } }),
+    curves, alertList(run, alerts, at), eventList(events, at), steps);
+  const ready = fill(curves, async () => {
+    const data = await api.timeline(run);
+    living.replaceChildren(alive(view, data));
+    beside.replaceChildren(...onsetBeside(run, data));
+    steps.replaceChildren(stepList(data, at));
+    return [timeline(data, {
+      range: rangeOf(query, data), onStep: (step) => { location.hash = at(step); },
+      onRange: (from, to) => history.replaceState(null, "", link.run(run, from === null ? "" : `?from=${from}&to=${to}`)),
+    }), policyRef(data)];
+  });
+  return { title: run, nodes, ready, stamp: stamp(view), up: "#/", keys: { j: () => { location.hash = at(leading(alerts)?.onset_step ?? view.last.step); } } };
 }
 
 /** What tells that something is new without fetching it all. */
 export const stamp = (view) => `${view.closed_steps}/${view.open_steps.join()}/${view.last?.step}`;
 export const runStamp = async (run) => stamp(await api.run(run));
 
-function heading(view, run) {
+function heading(view, run, living) {
   const at = (step) => link.step(run, step);
   return h("div", { class: "heading" },
     h("h1", {}, run, " ", verdict(view.last?.verdict ?? "unknown")),
-    h("p", { class: "quiet" }, `${count(view.closed_steps, "closed step")}, last data `, time(view.last_seen), view.active ? null : " (quiet)",
+    h("p", { class: "quiet" }, `${count(view.closed_steps, "closed step")}, last data `, time(view.last_seen), living,
       view.open_steps.length ? [", open: ", openSteps(view, at)] : null,
       view.waiting_samples ? `, waiting for their other side: ${count(view.waiting_samples, "sample")}` : null));
 }
 
+/** Whether it goes on, in a word: the verdict may be about what is long past. */
+function alive(view, data) {
+  const found = pulse(view.last_seen, data.closed_at, data.events);
+  return h("span", { class: `pulse ${found}`, "data-pulse": found }, { live: ": live", silent: ": silent", finished: ": finished" }[found]);
+}
+
 const openSteps = (view, at) => view.open_steps.slice(0, 5).map((step, i) => [i ? ", " : "", h("a", { href: at(step) }, `step ${step}`)]);
 
-function lookAt(run, last, data) {
-  const shift = data.alerts.find((alert) => alert.state === "firing" && alert.onset_step !== null);
-  const before = shift ? data.step.filter((step) => step < shift.onset_step).at(-1) : undefined;
-  return [
-    h("a", { href: link.step(run, last.step, "?at=tokens") }, "the tokens of the last step"),
-    before === undefined ? null : [" · ", h("a", { href: link.compare(run, before, run, shift.onset_step) }, `step ${before} beside step ${shift.onset_step}`)],
-  ];
+/** The last step before the onset, which need not be the number before it. */
+function onsetBeside(run, data) {
+  const onset = leading(data.alerts)?.onset_step ?? null;
+  const before = onset === null ? undefined : data.step.filter((step) => step < onset).at(-1);
+  return before === undefined ? [] : [" · ", h("a", { href: link.compare(run, before, run, onset) }, `step ${before} beside step ${onset}`)];
 }
 
 function rangeOf(query, data) {
   const [from, to] = [Number(query.get("from")), Number(query.get("to"))];
   return query.has("from") && from < to && from >= data.step[0] ? { from, to: Math.min(to, data.step.at(-1)) } : null;
-}
-
-function alertList(alerts, at) {
-  const columns = [
-    { title: "what", get: (alert) => h("span", {}, h("a", { href: `#/runbooks/alerts/${encodeURIComponent(alert.kind)}`, title: "what it means, what to do" }, words(alert.kind)), ` of ${series(alert.series)}`) },
-    { title: "state", get: (alert) => h("span", { class: `alert ${alert.state}` }, alert.state) },
-    { title: "since", get: (alert) => h("a", { href: at(alert.onset_step ?? alert.step) }, `step ${alert.onset_step ?? alert.step}`) },
-    { title: "before", numeric: true, get: (alert) => number(alert.before) },
-    { title: "after", numeric: true, get: (alert) => number(alert.after) },
-    { title: "ratio", numeric: true, get: (alert) => times(alert.ratio) || "—" },
-    { title: "likely cause", get: (alert) => alert.causes.map(words).join(", ") || "—" },
-  ];
-  const firing = alerts.filter((alert) => alert.state !== "resolved").sort((a, b) => (b.series === "k3") - (a.series === "k3"));
-  const over = alerts.filter((alert) => alert.state === "resolved");
-  return section("Alerts", firing.length ? table("Alerts", columns, firing) : h("p", { class: "quiet" }, "Nothing fires."),
-    over.length ? fold(`${over.length} over (a spike lasts one step; what goes on is the shift above)`, table("Resolved alerts", columns, over.slice(0, 200))) : null);
 }
 
 function eventList(events, at) {

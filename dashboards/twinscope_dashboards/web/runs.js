@@ -1,10 +1,11 @@
 // All runs: verdict, level, cause, since when, last data.
 
+import { leading } from "./alerts.js";
 import { api, link } from "./api.js";
-import { causeLine, leading } from "./causes.js";
+import { causeLine } from "./causes.js";
 import { h, nothing, table } from "./dom.js";
 import { plotly, thin } from "./plots.js";
-import { format, number, time, times, verdict } from "./words.js";
+import { format, number, pulse, time, times, verdict } from "./words.js";
 
 const SPARKS = 60; // runs that get a small curve and an onset
 const RANK = { inconsistent: 0, unknown: 1, ok: 2 };
@@ -17,6 +18,7 @@ export async function showRuns() {
     run.timeline = await api.timeline(run.run, 120).catch(() => null);
     run.alert = leading(run.timeline?.alerts ?? []);
   }));
+  for (const run of runs) run.pulse = pulse(run.last_seen, run.timeline?.closed_at ?? [], run.timeline?.events ?? []);
   setTimeout(() => plotly().catch(() => {}), 400); // the next view will want it
   return { title: "Runs", nodes: [h("h1", {}, "Runs"), summary(runs), list(runs)] };
 }
@@ -33,9 +35,9 @@ function welcome() {
 }
 
 function summary(runs) {
-  const active = runs.filter((run) => run.active);
-  const count = (value) => active.filter((run) => run.verdict === value).length;
-  return h("p", { class: "summary" }, `${active.length} active of ${runs.length}. `,
+  const many = (value) => runs.filter((run) => run.pulse === value).length;
+  const count = (value) => runs.filter((run) => run.pulse !== "finished" && run.verdict === value).length;
+  return h("p", { class: "summary" }, `${runs.length} ${runs.length === 1 ? "run" : "runs"}: ${["live", "silent", "finished"].filter(many).map((value) => `${many(value)} ${value}`).join(", ")}. `,
     ["inconsistent", "unknown", "ok"].filter(count).map((value) => h("span", { class: "tally" }, `${count(value)} `, verdict(value))));
 }
 
@@ -48,7 +50,7 @@ function list(runs) {
     { title: "rollout_train_kl", numeric: true, get: (run) => number(run.last?.metrics?.k3_mean) },
     { title: "last 120 steps", get: spark },
     { title: "last step", numeric: true, get: (run) => (run.last_step === null ? "—" : h("a", { href: link.step(run.run, run.last_step) }, String(run.last_step))) },
-    { title: "last data", get: (run) => h("span", { class: run.active ? "" : "quiet" }, time(run.last_seen), run.active ? "" : " (quiet)") },
+    { title: "last data", get: (run) => h("span", { class: `pulse ${run.pulse}` }, time(run.last_seen), run.pulse === "live" ? "" : `: ${run.pulse}`) },
   ], runs);
 }
 

@@ -81,25 +81,43 @@ const PROFILES = [
   ["q", "q", (b) => `${(-b / 2).toFixed(1)}`, "unlikely tokens differ more; likely ones should not"],
   ["length", "length", octave, "long samples worse: position or accumulated state"],
 ];
-const MEASURES = [["k3", "mean k3"], ["abs", "mean |Δ|"], ["d", "mean Δ"], ["rho_m1", "E[ρ] − 1"]];
+// column, what its mean is, column of its squares where the sums have one
+const MEASURES = [["k3", "mean k3"], ["abs", "mean |Δ|", "d2"], ["d", "mean Δ", "d2"], ["rho_m1", "E[ρ] − 1"]];
+const FEW = 100; // tokens in a bucket, below which its bar is pale
+
+/** Two standard errors of a mean of n values; null where the squares are not known. */
+export function twoErrors(n, sum, squares) {
+  return squares === null || n < 2 ? null : 2 * Math.sqrt(Math.max(squares / n - (sum / n) ** 2, 0) / (n - 1));
+}
+
+/** 5446 as 5.4k: it stands on a bar. */
+const short = (n) => (n < 1000 ? String(n) : n < 1e6 ? `${Number((n / 1e3).toPrecision(2))}k` : `${Number((n / 1e6).toPrecision(2))}M`);
 
 /** Mean of a measure by bucket. `others`: [label, statistics] drawn beside. */
 export function profiles(statistics, { label = "this", others = [] } = {}) {
   let [profile, measure] = [PROFILES[0], MEASURES[0]];
-  const rows = (one) => (one.profiles[profile[0]] ?? []).map((sums, bucket) => ({ bucket, n: sums[0], mean: sums[0] ? sums[one.columns.indexOf(measure[0])] / sums[0] : null })).filter((row) => row.n > 0);
+  const rows = (one) => (one.profiles[profile[0]] ?? []).map((sums, bucket) => {
+    const [n, sum] = [sums[0], sums[one.columns.indexOf(measure[0])]];
+    return { bucket, n, mean: n ? sum / n : null, error: twoErrors(n, sum, measure[2] ? sums[one.columns.indexOf(measure[2])] : null) };
+  }).filter((row) => row.n > 0);
   const build = () => ({
     data: [[label, statistics], ...others].map(([name, one], i) => ({
-      type: "bar", name: plain(name), x: rows(one).map((row) => profile[2](row.bucket)), y: rows(one).map((row) => row.mean), customdata: rows(one).map((row) => row.n), marker: { color: color(["accent", "accent2"][i % 2]) },
+      type: "bar", name: plain(name), x: rows(one).map((row) => profile[2](row.bucket)), y: rows(one).map((row) => row.mean), customdata: rows(one).map((row) => row.n),
+      marker: { color: color(["accent", "accent2"][i % 2]), opacity: rows(one).map((row) => (row.n < FEW ? 0.4 : 1)) },
+      error_y: { type: "data", array: rows(one).map((row) => row.error ?? 0), visible: measure[2] !== undefined, color: color("muted"), thickness: 1.2, width: 3 },
+      ...(others.length ? {} : { text: rows(one).map((row) => short(row.n)), textposition: measure[2] ? "inside" : "outside", textangle: 0, cliponaxis: false, textfont: { size: 10 }, insidetextanchor: "start" }),
       hovertemplate: "%{x}: %{y:.4g}<br>%{customdata} tokens<extra></extra>",
     })),
     layout: { showlegend: others.length > 0, xaxis: axis(profile[1], { type: "category" }), yaxis: axis(measure[1], { rangemode: "tozero" }), bargap: 0.15 },
   });
-  const hint = h("p", { class: "hint" }, profile[3]);
+  const read = () => [profile[3], " On the bars: tokens; pale: fewer than ", String(FEW), measure[2] ? "; whiskers: two standard errors, if tokens were independent." : "."];
+  const hint = h("p", { class: "hint" }, read());
   const plot = figure({ title: "Where in the samples", label: "Mismatch by position, length or probability", build, height: 270,
     table: () => table("Mismatch by bucket", [
       { title: profile[1], get: (row) => profile[2](row.bucket) }, { title: "tokens", numeric: true, get: (row) => number(row.n) }, { title: measure[1], numeric: true, get: (row) => number(row.mean) },
+      { title: "± two standard errors", numeric: true, get: (row) => number(row.error) },
     ], rows(statistics)) });
-  const again = () => { hint.textContent = profile[3]; plot.redraw(); };
+  const again = () => { hint.replaceChildren(...read()); plot.redraw(); };
   return h("div", { class: "plotbox" }, h("div", { class: "choices" },
     choice("by", PROFILES.map((one) => [one, one[1]]), profile, (one) => { profile = one; again(); }),
     choice("measure", MEASURES.map((one) => [one, one[1]]), measure, (one) => { measure = one; again(); })), plot, hint);

@@ -2,7 +2,7 @@
 
 import { api, link } from "./api.js";
 import { causes, situation } from "./causes.js";
-import { failure, fold, h, loading, section, table } from "./dom.js";
+import { fill, fold, h, loading, section, table } from "./dom.js";
 import { stepReference } from "./reference.js";
 import { distribution, groups, lags, profiles, scatter } from "./shapes.js";
 import { tokenMap, worstTokens } from "./tokens.js";
@@ -16,9 +16,9 @@ export async function showStep({ run, step: number_, query }) {
   const tokens = h("div", {}, loading("the kept samples"));
   const nodes = [
     heading(run, step, around, at),
-    situation({ step, alerts: about, href: at, links: lookAt(run, step, about) }),
+    situation({ step, alerts: about, href: at, links: lookAt(run, step, about), place: { run, step: step.step } }),
     keyNumbers(step),
-    section("Causes", causes(step)),
+    section("Causes", causes(step, { told: true })),
     h("section", { "aria-label": "Distribution and profiles" }, shapes),
     h("section", { "aria-label": "Tokens", id: "tokens" }, tokens),
     coverage(step),
@@ -31,20 +31,12 @@ export async function showStep({ run, step: number_, query }) {
   ]);
   if (query.get("at") === "tokens") ready.then(() => document.getElementById("tokens")?.scrollIntoView());
   const go = (other) => () => { if (other !== undefined) location.hash = at(other); };
-  return { title: `${run} step ${step.step}`, nodes, stamp: `${step.state}/${step.samples}`, up: link.run(run), keys: { j: go(around.next), k: go(around.previous) } };
+  return { title: `${run} step ${step.step}`, nodes, ready, stamp: `${step.state}/${step.samples}`, up: link.run(run), keys: { j: go(around.next), k: go(around.previous) } };
 }
 
 export async function stepStamp(run, number_) {
   const step = await api.step(run, number_);
   return `${step.state}/${step.samples}`;
-}
-
-async function fill(box, build) {
-  try {
-    box.replaceChildren(...[await build()].flat(Infinity).filter(Boolean));
-  } catch (error) {
-    box.replaceChildren(failure(error));
-  }
 }
 
 /** Was this step part of what the alert is about? */
@@ -75,10 +67,16 @@ function lookAt(run, step, about) {
   ];
 }
 
+const FIRST = 6; // of KEY_METRICS; the others are folded
+
 function keyNumbers(step) {
   const known = KEY_METRICS.filter(([name]) => step.metrics?.[name] !== null && step.metrics?.[name] !== undefined);
-  return section("Key numbers", h("dl", { class: "tiles" }, known.map(([name, title, meaning, unit]) => h("div", { class: "tile", "data-metric": name },
-    h("dt", {}, title), h("dd", {}, number(step.metrics[name], asShare(unit, step.metrics[name])), unit === "nats" ? h("span", { class: "unit" }, " nats") : null), h("dd", { class: "meaning" }, meaning)))));
+  return section("Key numbers", tiles(step, known.slice(0, FIRST)), known.length > FIRST ? fold(`${known.length - FIRST} more`, tiles(step, known.slice(FIRST))) : null);
+}
+
+function tiles(step, metrics) {
+  return h("dl", { class: "tiles" }, metrics.map(([name, title, meaning, unit]) => h("div", { class: "tile", "data-metric": name },
+    h("dt", {}, title), h("dd", {}, number(step.metrics[name], asShare(unit, step.metrics[name])), unit === "nats" ? h("span", { class: "unit" }, " nats") : null), h("dd", { class: "meaning" }, meaning))));
 }
 
 function shapesOf(statistics, evidence, step) {
@@ -92,6 +90,7 @@ function shapesOf(statistics, evidence, step) {
   ];
 }
 
+/** Open by itself where something was lost; one line where nothing was. */
 function coverage(step) {
   const received = step.coverage?.received ?? 0;
   const rows = Object.entries(step.coverage ?? {});
@@ -102,7 +101,9 @@ function coverage(step) {
   ];
   const sides = Object.entries(step.sides ?? {});
   const joined = [["joined", step.joined], ["retokenized", step.retokenized], ["duplicates", step.duplicates], ["late", step.late], ["given up", Object.values(step.evicted ?? {}).reduce((a, b) => a + b, 0)]];
-  return section("Coverage", h("div", { class: "pair" }, table("Tokens by what became of them", columns, rows), h("div", {},
+  const lost = LOSSES.filter((name) => step.coverage?.[name]).map((name) => COVERAGE[name]).concat(joined.slice(1).filter(([, samples]) => samples).map(([name]) => `samples ${name}`));
+  const title = lost.length || step.verdict === "unknown" ? `Look: ${lost.join(", ") || "the step could not be judged"}` : `Nothing lost: ${format(step.coverage?.counted ?? 0)} of ${format(received)} tokens counted${step.coverage?.masked_out ? ", the others masked" : ""}`;
+  const details = fold(title, h("div", { class: "pair" }, table("Tokens by what became of them", columns, rows), h("div", {},
     table("Samples by side", [
       { title: "side", get: ([name]) => name },
       { title: "received", numeric: true, get: ([, side]) => number(side.received) },
@@ -116,7 +117,11 @@ function coverage(step) {
       { title: "rollout tokens", numeric: true, get: (one) => number(one.rollout_tokens) },
       { title: "train tokens", numeric: true, get: (one) => number(one.train_tokens) },
     ], step.retokenized_examples)) : null)));
+  if (lost.length || step.verdict === "unknown") { details.open = true; details.dataset.opened = "by itself"; }
+  return section("Coverage", details);
 }
+
+const LOSSES = ["nonfinite", "sentinel", "positive", "clamped"];
 
 function everything(step) {
   const rows = [...Object.entries(step.metrics ?? {}), ...Object.entries(step.scalars ?? {}).map(([name, value]) => [`scalar ${name}`, value])];

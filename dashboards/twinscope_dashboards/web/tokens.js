@@ -1,7 +1,7 @@
 // The tokens themselves: the worst ones, and a heat map of the kept samples. Only what is near the
 // window is in the document, so that a sample of 32 000 tokens scrolls like one of 300.
 
-import { choice, h, nothing, section, table } from "./dom.js";
+import { choice, fold, h, nothing, section, table } from "./dom.js";
 import { count, format, number, words } from "./words.js";
 
 const CHUNK = 256; // tokens that come and go together
@@ -28,7 +28,8 @@ export function worstTokens(evidence, step, { open }) {
     { title: "position", numeric: true, get: (one) => number(one.position) },
     { title: "sample", get: (one) => (shown.has(one.sample_id) ? h("a", { href: open(one.sample_id) }, one.sample_id) : one.sample_id ?? one.sample_key.slice(0, 8)) },
   ];
-  return section("Worst tokens", h("p", {}, `The largest |Δ| of ${format(step.coverage?.counted ?? 0)} counted tokens.`), table("Worst tokens", columns, evidence.worst_tokens.slice(0, 12)));
+  return section("Worst tokens", h("p", {}, `The largest |Δ| of ${format(step.coverage?.counted ?? 0)} counted tokens.`), table("Worst tokens", columns, evidence.worst_tokens.slice(0, 6)),
+    evidence.worst_tokens.length > 6 ? fold(`${evidence.worst_tokens.length - 6} more`, table("More of the worst tokens", columns, evidence.worst_tokens.slice(6))) : null);
 }
 
 export async function tokenMap(evidence, { chosen = null } = {}) {
@@ -49,7 +50,8 @@ export async function tokenMap(evidence, { chosen = null } = {}) {
     if (first) open(first);
   });
   open(samples.find((sample) => sample.label === chosen) ?? samples[0]);
-  return section("Token heat map", h("p", {}, "Each strip is one sample from its first to its last token; open one to see its tokens. ",
+  const asText = samples.some((sample) => sample.text);
+  return section("Token heat map", asText ? null : h("p", { class: "hint" }, !samples.some((sample) => sample.token_ids) ? "No token ids came with these samples; with them, tokens are shown. " : "Numbers are token ids: the service knows no tokenizer. To read text here, start it with ", h("code", {}, "TWINSCOPE_TOKENIZER=/path/tokenizer.json"), " (the file that lies beside the model)."), h("p", {}, "Each strip is one sample from its first to its last token; open one to see its tokens. ",
     "Worst: what adds most to the mean. Random: a fair draw."), pick, legend(), lists, detail);
 }
 

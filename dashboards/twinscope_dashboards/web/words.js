@@ -27,12 +27,31 @@ export const count = (number_, noun) => `${format(number_)} ${noun}${number_ ===
 /** With one full stop at its end. */
 export const sentence = (text) => (/[.!?]\s*$/.test(text ?? "") ? text.trimEnd() : `${text ?? ""}.`);
 
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 export function ago(seconds) {
   if (!seconds) return "—";
   const past = Date.now() / 1000 - seconds;
   const [count, unit] = past < 90 ? [past, "s"] : past < 5400 ? [past / 60, "min"] : past < 129600 ? [past / 3600, "h"] : [past / 86400, "d"];
   return `${Math.max(0, Math.round(count))} ${unit} ago`;
 }
+/** Until a moment of today or of another day, in this reader's time. */
+export function until(seconds) {
+  const end = new Date(seconds * 1000);
+  const today = end.toDateString() === new Date().toDateString();
+  return `until ${today ? "" : `${end.toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" })} `}${end.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })}`;
+}
+
+const QUIET_S = 900; // as the silence alarm: three usual step times, but never before 15 minutes
+
+/** Does a run still live? `closed`: times at which its latest steps closed, ascending. */
+export function pulse(lastSeen, closed, events) {
+  if (events.at(-1)?.kind === "finished") return "finished";
+  const pauses = closed.slice(-120).map((at, i, all) => (i ? at - all[i - 1] : null)).slice(1).sort((a, b) => a - b);
+  const usual = pauses[Math.floor(pauses.length / 2)] ?? 0;
+  return Date.now() / 1000 - lastSeen > Math.max(QUIET_S, 3 * usual) ? "silent" : "live";
+}
+
 export const time = (seconds) => (seconds ? h("time", { datetime: new Date(seconds * 1000).toISOString(), title: new Date(seconds * 1000).toLocaleString() }, ago(seconds)) : "—");
 
 export function bytes(count) {
@@ -66,11 +85,11 @@ export const KEY_METRICS = [
   ["k3_mean", "rollout_train_kl", "k3 estimate of KL(rollout‖train), nats per token", "nats"],
   ["abs_mean", "mean |Δ|", "how far the two log-probs of a token are apart", "nats"],
   ["abs_p99", "99th percentile of |Δ|", "one token in a hundred is further apart", "nats"],
-  ["abs_max", "largest |Δ|", "the worst single token, not clamped", "nats"],
-  ["rho_mean", "E[ρ]", "mean of train over rollout probability; 1 if q is what was sampled", ""],
-  ["inv_rho_mean", "E[1/ρ]", "the reverse; 1 if p is what was sampled", ""],
   ["ess_ratio", "effective sample size", "share of the tokens that the batch is worth", "share"],
   ["clip_fraction", "clipped before any update", "share of tokens outside the PPO range already (0.8 to 1.2 unless set)", "share"],
+  ["rho_mean", "E[ρ]", "mean of train over rollout probability; 1 if q is what was sampled", ""],
+  ["abs_max", "largest |Δ|", "the worst single token, not clamped", "nats"],
+  ["inv_rho_mean", "E[1/ρ]", "the reverse; 1 if p is what was sampled", ""],
   ["pearson_prob", "correlation of e^q and e^p", "often stays green when all else is red", ""],
   ["ppl_ratio", "perplexity ratio", "train over rollout, per sequence", ""],
   ["policy_ref_kl", "KL(policy‖reference)", "same ruler, against the frozen reference", "nats"],

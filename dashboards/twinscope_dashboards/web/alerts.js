@@ -1,0 +1,97 @@
+// Alerts: what they are about, which one says most, and how to have peace from them for a while.
+
+import { api, link } from "./api.js";
+import { failure, fold, h, section, table } from "./dom.js";
+import { count, number, series, times, until, words } from "./words.js";
+
+/** About a level that fell: no trouble by itself. A group is compared with the others, so not it. */
+export const cameDown = (alert) => alert.kind === "level_shift" && !alert.series.includes("{")
+  && typeof alert.before === "number" && typeof alert.after === "number" && Math.abs(alert.after) < Math.abs(alert.before);
+
+/** The firing alert that says most: about k3 first, then the earliest; a level that fell is none. */
+export function leading(alerts) {
+  const rank = (alert) => [alert.series === "k3" ? 0 : 1, alert.onset_step ?? alert.step];
+  return alerts.filter((alert) => alert.state === "firing" && !cameDown(alert))
+    .sort((a, b) => rank(a)[0] - rank(b)[0] || rank(a)[1] - rank(b)[1])[0] ?? null;
+}
+
+/** A spike is over with its step; nobody had to resolve it. */
+function state(alert) {
+  if (alert.kind === "spike") return h("span", { class: "alert resolved" }, "one step, over");
+  if (alert.state === "firing" && cameDown(alert)) return h("span", { class: "alert fell", title: "a level that fell is no trouble by itself" }, "fell");
+  return h("span", { class: `alert ${alert.state}` }, alert.state === "resolved" ? "over" : alert.state);
+}
+
+/** `at(step)`: address of a step. */
+export function alertList(run, alerts, at) {
+  const columns = [
+    { title: "what", get: (alert) => h("span", {}, h("a", { href: link.runbook(`alerts/${alert.kind}`, { run }), title: "what it means, what to do" }, words(alert.kind)), ` of ${series(alert.series)}`) },
+    { title: "state", get: state },
+    { title: "since", get: (alert) => h("a", { href: at(alert.onset_step ?? alert.step) }, `step ${alert.onset_step ?? alert.step}`) },
+    { title: "before", numeric: true, get: (alert) => number(alert.before) },
+    { title: "after", numeric: true, get: (alert) => number(alert.after) },
+    { title: "ratio", numeric: true, get: (alert) => times(alert.ratio) || "—" },
+    { title: "likely cause", get: (alert) => alert.causes.map(words).join(", ") || "—" },
+  ];
+  const gravity = (alert) => (cameDown(alert) ? 2 : alert.series === "k3" ? 0 : 1);
+  const open = alerts.filter((alert) => alert.state !== "resolved" && alert.kind !== "spike").sort((a, b) => gravity(a) - gravity(b));
+  const over = alerts.filter((alert) => !open.includes(alert));
+  const lone = over.filter((alert) => alert.kind === "spike").length;
+  const title = [lone ? `${count(lone, "spike")}, each of one step` : null, over.length > lone ? `${over.length - lone} over` : null].filter(Boolean).join("; ");
+  return section("Alerts", open.length ? table("Alerts", columns, open) : h("p", { class: "quiet" }, "Nothing fires."),
+    over.length ? fold(title, table("Alerts that are over", columns, over.slice(0, 200))) : null,
+    silences(run, open));
+}
+
+const LENGTHS = [[3600, "1 hour"], [4 * 3600, "4 hours"], [12 * 3600, "12 hours"], [86400, "1 day"], [3 * 86400, "3 days"], [7 * 86400, "1 week"]];
+
+/** Does an open silence name this run, by its name or by a pattern of * and ?. */
+export function names(silence, run) {
+  if (silence.run !== null) return silence.run === run;
+  const pattern = silence.runs.replace(/[.+^${}()|[\]\\]/g, "\\$&").replaceAll("*", ".*").replaceAll("?", ".");
+  return new RegExp(`^${pattern}$`, "su").test(run);
+}
+
+/** A fold with the open silences of a run and a form for one more. */
+function silences(run, open) {
+  const listed = h("div", {});
+  const said = h("p", { role: "status", class: "hint" });
+  const title = h("summary", {}, "Tell nobody for a while");
+  const attempt = async (work) => {
+    try {
+      said.textContent = await work();
+      await list();
+    } catch (error) {
+      said.replaceChildren(failure(error));
+    }
+  };
+  async function list() {
+    const found = (await api.silences()).filter((silence) => names(silence, run));
+    title.textContent = found.length ? `Nobody is told ${until(found.reduce((a, b) => (b.end > a.end ? b : a)).end)}` : "Tell nobody for a while";
+    listed.replaceChildren(...found.map((silence) => h("p", { class: "silence" }, described(silence), " ",
+      h("button", { type: "button", onclick: () => attempt(async () => { await api.endSilence(silence.id); return "Over: what fires is told."; }) }, "end it"))));
+  }
+  list().catch(() => {}); // without it the form stands, and says what is wrong when it is used
+  return h("details", {}, title, form(run, open, attempt), said, listed);
+}
+
+function described(silence) {
+  const whose = silence.run === null ? ` in runs like ${silence.runs}` : "";
+  const what = silence.kinds.length >= 5 ? "All kinds" : silence.kinds.map(words).join(", ");
+  return [`${what}${whose}${silence.series === "*" ? "" : ` of ${silence.series}`}: silent ${until(silence.end)}`, silence.reason ? [", because: ", h("q", {}, silence.reason)] : null, "."];
+}
+
+function form(run, open, attempt) {
+  const choose = (label, choices) => h("select", { "aria-label": label }, choices.map(([value, text]) => h("option", { value }, text)));
+  const length = choose("for how long", LENGTHS);
+  const kinds = choose("which alerts", [["", "all alerts of this run"], ...[...new Set(open.map((alert) => alert.kind))].map((kind) => [kind, `only: ${words(kind)}`])]);
+  const reason = h("input", { type: "text", "aria-label": "reason", placeholder: "reason, for the others", maxlength: 200 });
+  const send = (event) => {
+    event.preventDefault();
+    const asked = { run, seconds: Number(length.value), ...(kinds.value ? { kinds: [kinds.value] } : {}), ...(reason.value.trim() ? { reason: reason.value.trim() } : {}) };
+    return attempt(async () => { const done = await api.silence(asked); reason.value = ""; return `Silent ${until(done.end)}.`; });
+  };
+  return h("form", { class: "silence-form", onsubmit: send },
+    h("p", { class: "hint" }, "Alerts go on being raised and shown here. What still fires when the silence is over is told then; that a trouble is over is told at once."),
+    h("div", { class: "fields" }, length, kinds, reason, h("button", { type: "submit" }, "Silence")));
+}
