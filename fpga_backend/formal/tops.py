@@ -126,7 +126,9 @@ class TokenFlow(Top):
             output.tready.eq(tready),
         ]
         m.d.sync += line.eq(Cat(take, line[:-1]))
-        left = output.left
+        left, held = output.left, Signal()
+        m.d.sync += held.eq(output.tvalid & ~tready)
+        m.d.comb += Assert(~held | output.tvalid)
         under_way = sum(line[i] for i in range(LANE_CLOCKS)) + output.pushing + output.fifo.level
         m.d.comb += [
             Assert(left.left + left.freed - left.taken + under_way == left.places),
@@ -134,6 +136,7 @@ class TokenFlow(Top):
             Assert(left.left >= left.taken),
             Assert(~output.overflow),
             Assert(~output.pushing | output.fifo.w_rdy),
+            Assert(output.tvalid == (output.fifo.level != 0)),
             Cover(~output.credit & (output.fifo.level == TOKEN_DEPTH)),
         ]
         return m

@@ -41,7 +41,8 @@ class Accumulate(Elaboratable):
     """Takes the lanes' results at stage 41 and an `end` event in step; gives snapshots.
 
     end: this beat ends a chunk that asks for a record. snapshot: the sums below are complete, for
-    this clock and until the next snapshot.
+    this clock and until the next snapshot. drop: forget all sums; held while the lanes run empty,
+    it does for a reset here, so that no reset has to reach the accumulators.
     """
 
     def __init__(self, *, lanes: int) -> None:
@@ -52,10 +53,15 @@ class Accumulate(Elaboratable):
         self.size = [Signal(31, name=f"size{i}") for i in range(lanes)]
         self.flags = [Signal(len(FLAG_NAMES), name=f"flags{i}") for i in range(lanes)]
         self.end = Signal()
-        self.snapshot = Signal()
-        self.sums = [Signal(ACCUMULATOR_BITS, name=f"sum{i}") for i in range(SUM_WORDS)]
-        self.counts = [Signal(HEADROOM_BITS, name=f"count{i}") for i in range(len(COUNTS))]
-        self.largest = Signal(31)
+        self.drop = Signal()
+        self.snapshot = Signal(reset_less=True)
+        self.sums = [
+            Signal(ACCUMULATOR_BITS, name=f"sum{i}", reset_less=True) for i in range(SUM_WORDS)
+        ]
+        self.counts = [
+            Signal(HEADROOM_BITS, name=f"count{i}", reset_less=True) for i in range(len(COUNTS))
+        ]
+        self.largest = Signal(31, reset_less=True)
         self.beat_counts: dict[str, Signal] = {
             name: Signal(range(lanes + 1), name=f"beat_{name}") for name in FLAG_NAMES
         }
@@ -70,14 +76,13 @@ class Accumulate(Elaboratable):
         counts = count_flags(p, LATENCY, flags, FLAG_NAMES)
         for name, count in counts.items():
             m.d.comb += self.beat_counts[name].eq(count.signal)
-        clear = p.at(end, stage + 1)
-        snapped = Signal()
-        m.d.sync += snapped.eq(clear)
-        m.d.comb += self.snapshot.eq(snapped)
+        m.d.sync += self.snapshot.eq(p.at(end, stage + 1))
+        ending = Signal()
+        m.d.comb += ending.eq(p.at(end, stage) | self.drop)
         for word, total in zip(words, self.sums, strict=True):
-            self._accumulate(m, p.at(word, stage), total, clear)
+            self._accumulate(m, p.at(word, stage), total, ending)
         for count, total in zip(record_counts(counts), self.counts, strict=True):
-            self._accumulate(m, p.at(count, stage), total, clear)
+            self._accumulate(m, p.at(count, stage), total, ending)
         self._largest(m, p, flags, stage, end)
         return m
 
@@ -98,10 +103,14 @@ class Accumulate(Elaboratable):
             )
         return lanes
 
-    def _accumulate(self, m: Module, term: Value, total: Signal, clear: Value) -> None:
-        """running += term every clock; `total` keeps what it was when `clear` came."""
-        running = Signal(len(total), name=f"running_{total.name}")
-        m.d.sync += running.eq(running + term)
+    def _accumulate(self, m: Module, term: Value, total: Signal, ending: Value) -> None:
+        """running += term every clock; one clock after `ending`, `total` takes it over.
+
+        Every sum has a clear of its own: one for all would have some 1500 flip-flops to reach.
+        """
+        running = Signal(len(total), name=f"running_{total.name}", reset_less=True)
+        clear = Signal(name=f"clear_{total.name}", attrs={"keep": 1}, reset_less=True)
+        m.d.sync += [clear.eq(ending), running.eq(running + term)]
         with m.If(clear):
             m.d.sync += [total.eq(running), running.eq(0)]
 
@@ -115,11 +124,11 @@ class Accumulate(Elaboratable):
             size = p.source(self.size[i], LATENCY, f"size{i}")
             sizes.append(p.reg(LATENCY, lambda at, s=size: at(s), f"live_size{i}", dead))
         top = max_tree(p, SPLIT, sizes, "max")
-        turn = Signal()
-        fresh = Signal(reset_less=True)
-        banks = [Signal(31, name=f"bank{i}") for i in range(2)]
+        turn = Signal(reset_less=True)
+        fresh = Signal()
+        banks = [Signal(31, name=f"bank{i}", reset_less=True) for i in range(2)]
         arrived, above = Signal(31, reset_less=True), Signal(reset_less=True)
-        m.d.comb += fresh.eq(p.at(end, stage + 1) | p.at(end, stage + 2))
+        m.d.comb += fresh.eq(p.at(end, stage + 1) | p.at(end, stage + 2) | self.drop)
         m.d.sync += [
             turn.eq(~turn),
             arrived.eq(p.at(top, stage)),

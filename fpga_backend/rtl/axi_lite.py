@@ -36,7 +36,9 @@ class AxiLite(Elaboratable):
         for name, bits in PORTS.items():
             setattr(self, name, Signal(bits, name=name))
         self.writing = Signal()  # a write was taken, its answer comes in the next clock
-        self.reading = Signal()
+        self.reading = Signal()  # an address was taken, its answer is on the way
+        self.choosing = Signal()
+        self.address = Signal(ADDRESS_BITS, reset_less=True)
         self.enable = Signal()
         self.framed = Signal()
         self.resetting = Signal()
@@ -61,7 +63,10 @@ class AxiLite(Elaboratable):
 
     def _write_channel(self, m: Module) -> tuple[Signal, Signal, Signal]:
         """(strobe, address, data): one clock after both halves have arrived."""
-        address, data, strobes = Signal(ADDRESS_BITS), Signal(32), Signal(4)
+        address, data, strobes = (
+            Signal(bits, name=name, reset_less=True)
+            for name, bits in (("address", ADDRESS_BITS), ("data", 32), ("strobes", 4))
+        )
         strobe = self.writing
         m.d.comb += [
             self.awready.eq(self.awvalid & self.wvalid & ~self.bvalid & ~strobe),
@@ -86,7 +91,7 @@ class AxiLite(Elaboratable):
         scratch, errors = Signal(32), Signal(len(ERROR_BITS))
         raised = Cat(*self.errors.values())
         m.d.sync += errors.eq(errors | raised)
-        countdown = Signal(range(RESET_CLOCKS))
+        countdown = Signal(range(RESET_CLOCKS), init=RESET_CLOCKS - 1)
         m.d.comb += self.resetting.eq(countdown != 0)
         with m.If(countdown != 0):
             m.d.sync += countdown.eq(countdown - 1)
@@ -109,9 +114,13 @@ class AxiLite(Elaboratable):
 
     def _counters(self, m: Module) -> dict[str, Value]:
         """Everything that counts; cleared by a reset."""
-        chunks, tokens, cycles = Signal(32), Signal(64), Signal(64)
-        stall_in, stall_out = Signal(32), Signal(32)
-        slow = {name: Signal(32, name=f"counter_{name}") for name in COUNTED}
+        chunks, tokens, cycles, stall_in, stall_out = (
+            Signal(bits, name=name, reset_less=True)
+            for name, bits in (("chunks", 32), ("tokens", 64), ("cycles", 64),
+                               ("stall_in_clocks", 32), ("stall_out_clocks", 32))
+        )  # fmt: skip
+        slow = {name: Signal(32, name=f"counter_{name}", reset_less=True) for name in COUNTED}
+        following: dict[str, Value] = {}
         m.d.sync += [
             chunks.eq(chunks + self.header),
             stall_in.eq(stall_in + self.stall_in),
@@ -121,19 +130,21 @@ class AxiLite(Elaboratable):
         for name, total, step in (
             ("tokens", tokens, self.beat_counts["present"]), ("cycles", cycles, Const(1, 1)),
         ):  # fmt: skip
-            carry = Signal(name=f"{name}_carry")
+            carry = Signal(name=f"{name}_carry", reset_less=True)
             low = total[:32] + step
+            following[name] = (total[32:] + carry)[:32]  # the high word that goes with total[:32]
             m.d.sync += [total[:32].eq(low[:32]), carry.eq(low[32]),
-                         total[32:].eq(total[32:] + carry)]  # fmt: skip
-        with m.If(self.resetting):
-            m.d.sync += [s.eq(0) for s in (chunks, tokens, cycles, stall_in, stall_out)]
-            m.d.sync += [counter.eq(0) for counter in slow.values()]
-        shadow = Signal(32)
-        read = self.arvalid & self.arready
-        with m.If(read & (self.araddr == OFFSET["tokens"])):
-            m.d.sync += shadow.eq(tokens[32:])
-        with m.If(read & (self.araddr == OFFSET["cycles"])):
-            m.d.sync += shadow.eq(cycles[32:])
+                         total[32:].eq(following[name])]  # fmt: skip
+        for total in (chunks, tokens, cycles, stall_in, stall_out, *slow.values()):
+            clear = Signal(name=f"clear_{total.name}", attrs={"keep": 1}, reset_less=True)
+            m.d.sync += clear.eq(self.resetting)
+            with m.If(clear):
+                m.d.sync += total.eq(0)
+        shadow = Signal(32, reset_less=True)
+        with m.If(self.choosing & (self.address == OFFSET["tokens"])):
+            m.d.sync += shadow.eq(following["tokens"])
+        with m.If(self.choosing & (self.address == OFFSET["cycles"])):
+            m.d.sync += shadow.eq(following["cycles"])
         return {
             "records": self.records, "chunks": chunks, "tokens": tokens[:32],
             "tokens_high": shadow, "cycles": cycles[:32], "cycles_high": shadow,
@@ -141,23 +152,30 @@ class AxiLite(Elaboratable):
         }  # fmt: skip
 
     def _read_channel(self, m: Module, readable: dict[str, Value]) -> None:
-        """Two clocks: latch the address and the low words, then choose."""
-        busy, address = self.reading, Signal(ADDRESS_BITS)
-        m.d.comb += self.arready.eq(~busy & ~self.rvalid)
-        m.d.sync += busy.eq(self.arvalid & self.arready)
+        """Three clocks: latch the address, choose one in eight per quarter, choose a quarter."""
+        choosing, chosen, address = self.choosing, Signal(), self.address
+        m.d.comb += [
+            self.reading.eq(choosing | chosen),
+            self.arready.eq(~self.reading & ~self.rvalid),
+        ]
+        m.d.sync += [choosing.eq(self.arvalid & self.arready), chosen.eq(choosing)]
         with m.If(self.arvalid & self.arready):
             m.d.sync += address.eq(self.araddr)
         values = {
             r.offset: readable.get(r.name, Const(self.constants.get(r.name, r.reset), 32))
             for r in REGISTERS
         }
-        words = Array(values.get(4 * i, Const(UNMAPPED, 32)) for i in range(32))
         mapped = Array(Const(int(4 * i in values), 1) for i in range(32))
-        known = mapped[address[2:7]] & ~address[7:].any() & ~address[:2].any()
-        with m.If(busy):
+        known = Signal(reset_less=True)
+        quarters = [Signal(32, name=f"quarter{k}", reset_less=True) for k in range(4)]
+        m.d.sync += known.eq(mapped[address[2:7]] & ~address[7:].any() & ~address[:2].any())
+        for k, quarter in enumerate(quarters):
+            words = Array(values.get(4 * i, Const(UNMAPPED, 32)) for i in range(8 * k, 8 * k + 8))
+            m.d.sync += quarter.eq(words[address[2:5]])
+        with m.If(chosen):
             m.d.sync += [
                 self.rvalid.eq(1),
-                self.rdata.eq(Mux(known, words[address[2:7]], UNMAPPED)),
+                self.rdata.eq(Mux(known, Array(quarters)[address[5:7]], UNMAPPED)),
                 self.rresp.eq(Mux(known, OKAY, SLVERR)),
             ]
         with m.Elif(self.rready):

@@ -13,7 +13,7 @@ for a combinational decision.
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Elaboratable, Module, Mux, Signal, unsigned
+from amaranth.hdl import Cat, Elaboratable, Module, Mux, Signal, Value, unsigned
 from amaranth.lib.memory import Memory
 
 from rtl.beat import CONTROL_NAMES, PAIR_BITS, Beat
@@ -48,7 +48,8 @@ class BeatQueue(Elaboratable):
         m = Module()
         write, look = Signal(range(DEPTH)), Signal(range(DEPTH))
         level = self.level
-        control = self._memory(m, "control", len(CONTROL_NAMES), self.beat_in.control, write, look)
+        arrives = self.beat_in.valid
+        control = self._memory(m, "control", self.beat_in.control, arrives, write, look)
         bits = {name: control[i] for i, name in enumerate(CONTROL_NAMES)}
         pace = Signal(range(PACE + 1))
         turn = Signal()  # the lanes are empty and the mode changes in this clock
@@ -87,31 +88,39 @@ class BeatQueue(Elaboratable):
             self.beat_out.control.eq(Mux(passed, control_1, 0)),
         ]
         narrow = Cat(self.beat_in.present, self.beat_in.masked)
-        read = self._pointer(m, "mark", passed)
-        marks = self._memory(m, "marks", 2 * self.lanes, narrow, write, read)
+        read = self._pointer(m, "read_mark", passed)
+        marks = self._memory(m, "marks", narrow, self.beat_in.valid, write, read)
         m.d.sync += [
             self.beat_out.present.eq(Mux(passed, marks[: self.lanes], 0)),
             self.beat_out.masked.eq(marks[self.lanes :]),
         ]
         for i in range(self.lanes):
-            read = self._pointer(m, f"lane{i}", passed)
-            data = self._memory(m, f"data{i}", PAIR_BITS, self.beat_in.data[i], write, read)
-            m.d.sync += self.beat_out.data[i].eq(data)
+            m.d.sync += self.beat_out.data[i].eq(self._lane(m, i, passed))
+
+    def _lane(self, m: Module, i: int, passed: Signal) -> Signal:
+        """The pairs of one lane: written a clock after the control bits, which is soon enough,
+        so that the write strobe and its pointer can be copies that lie beside the memory."""
+        data = Signal(PAIR_BITS, name=f"late_data{i}", reset_less=True)
+        strobe = Signal(name=f"late_valid{i}", attrs={"keep": 1})
+        m.d.sync += [data.eq(self.beat_in.data[i]), strobe.eq(self.beat_in.valid)]
+        write = self._pointer(m, f"write_lane{i}", strobe)
+        read = self._pointer(m, f"read_lane{i}", passed)
+        return self._memory(m, f"data{i}", data, strobe, write, read)
 
     def _pointer(self, m: Module, name: str, step: Signal) -> Signal:
-        """One read pointer per lane: equal counters, kept apart to stay close to their memory."""
-        pointer = Signal(range(DEPTH), name=f"read_{name}", attrs={"keep": 1})
+        """One pointer per lane: equal counters, kept apart to stay close to their memory."""
+        pointer = Signal(range(DEPTH), name=name, attrs={"keep": 1})
         m.d.sync += pointer.eq(pointer + step)
         return pointer
 
     def _memory(
-        self, m: Module, name: str, width: int, data: Signal, write: Signal, read: Signal
+        self, m: Module, name: str, data: Value, strobe: Signal, write: Signal, read: Signal
     ) -> Signal:
-        memory = Memory(shape=unsigned(width), depth=DEPTH, init=[])
+        memory = Memory(shape=unsigned(len(data)), depth=DEPTH, init=[])
         m.submodules[f"memory_{name}"] = memory
         writer, reader = memory.write_port(), memory.read_port(domain="comb")
         m.d.comb += [
-            writer.addr.eq(write), writer.data.eq(data), writer.en.eq(self.beat_in.valid),
+            writer.addr.eq(write), writer.data.eq(data), writer.en.eq(strobe),
             reader.addr.eq(read),
         ]  # fmt: skip
         return reader.data

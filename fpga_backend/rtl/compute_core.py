@@ -139,14 +139,16 @@ class ComputeLane(Elaboratable):
         mantissa, power = self._power(p, fixed, turned)
         exponent = p.source(size.signal[23:], 15, "size_exponent")
         product, plain, weighted = self._products(m, p, size, t, mantissa, large)
-        kill = p.source(~p.at(flags, 40)[1], 40, "kill")
-        gone = (vanish, kill)
-        value = self._value(p, product, self._value_amount(p, exponent, power, large), gone)
+        kills = [
+            p.reg(39, lambda at: ~at(flags)[1], f"kill_{name}", keep=True)
+            for name in ("value", "square", "fixed")
+        ]
+        value = self._value(p, product, self._value_amount(p, exponent, power, large), vanish)
         line, carry = self._line(p, large, fixed, turned)
-        value = self._add_line(p, value, line, carry, kill)
+        value = self._add_line(p, value, line, carry, kills[0])
         amount = self._square_amount(p, exponent, power)
-        squared = self._square(p, plain, weighted, amount, flags, gone)
-        return value, squared, p.reg(40, lambda at: at(fixed), "fixed_out", clear=kill)
+        squared = self._square(p, plain, weighted, amount, flags, (vanish, kills[1]))
+        return value, squared, p.reg(40, lambda at: at(fixed), "fixed_out", clear=kills[2])
 
     def _to_fixed(self, p: Pipe, argument: Staged) -> Staged:
         """Q6.40 at stage 19 (golden.to_fixed)."""
@@ -235,11 +237,8 @@ class ComputeLane(Elaboratable):
         )
         return p.reg(23, lambda at: (at(first) - at(exponent))[:9], "square_amount")
 
-    def _value(
-        self, p: Pipe, product: Staged, amount: Staged, gone: tuple[Staged, Staged]
-    ) -> Staged:
+    def _value(self, p: Pipe, product: Staged, amount: Staged, vanish: Staged) -> Staged:
         """The product in Q30.58 at stage 39 (golden.shift_value)."""
-        vanish, _ = gone
         packed = p.reg(
             24, lambda at: Cat(at(amount)[:7], at(amount)[7:].any() | at(vanish)), "value_shift"
         )

@@ -4,11 +4,25 @@ s_axis -> StreamInput -> MaskFilter -> BeatQueue => ComputeLane x L => Accumulat
               ^            (FSM)        (gate) ^    (TableRom per two)  ||            | -> m_axis
               '---- room -----------------'    '----- credits --------------------------'
 s_axil -> AxiLite: settings, counters, errors          TokenOutput <====' -> m_axis_token
+
+Reset: `rst` reaches the registers only, and starts the same 128 clocks of reset as writing 1 to
+`reset` does. In these the input is shut, the lanes run empty, and each part clears what it has to
+remember, through a copy of the reset of its own. Everything else needs none: a reset wired to
+twenty thousand flip-flops costs more wires than the arithmetic.
 """
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Elaboratable, Module, ResetInserter, Signal
+from amaranth.hdl import (
+    Cat,
+    ClockDomain,
+    ClockSignal,
+    DomainRenamer,
+    Elaboratable,
+    Module,
+    ResetInserter,
+    Signal,
+)
 
 from rtl.accumulate import Accumulate, add_stage
 from rtl.axi_lite import COUNTED, PORTS, AxiLite
@@ -21,6 +35,14 @@ from rtl.rom import TableRom
 from rtl.stream_input import StreamInput
 from rtl.token_output import TokenOutput
 from twinscope_fpga.tables import coefficient_tables
+
+
+def near(m: Module, source: Signal, name: str) -> Signal:
+    """A register of its own for something that stands still while it is used: a copy that can lie
+    beside its readers, where one register for all would be far from most of them."""
+    copy = Signal(source.shape(), name=name, init=source.init, attrs={"keep": 1}, reset_less=True)
+    m.d.sync += copy.eq(source)
+    return copy
 
 
 class Engine(Elaboratable):
@@ -61,23 +83,27 @@ class Engine(Elaboratable):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        resetting = Signal()
-        m.d.sync += resetting.eq(self.control.resetting)
+        m.domains.run = ClockDomain(reset_less=True)
+        m.d.comb += ClockSignal("run").eq(ClockSignal())
+        running = DomainRenamer("run")
         m.submodules.control = self.control
-        for name in ("stream", "filter", "queue", "accumulate", "output", "tokens"):
-            m.submodules[name] = ResetInserter(resetting)(getattr(self, name))
+        for name in ("stream", "filter", "queue", "output", "tokens"):
+            own = near(m, self.control.resetting, f"reset_{name}")
+            m.submodules[name] = running(ResetInserter(own)(getattr(self, name)))
+        m.submodules.accumulate = running(self.accumulate)
+        m.d.comb += self.accumulate.drop.eq(near(m, self.control.resetting, "reset_accumulate"))
         for i, core in enumerate(self.cores):
-            m.submodules[f"core{i}"] = core
-        self._connect_input(m, resetting)
+            m.submodules[f"core{i}"] = running(core)
+        self._connect_input(m)
         self._connect_tables(m)
         self._connect_lanes(m)
         self._connect_control(m)
         return m
 
-    def _connect_input(self, m: Module, resetting: Signal) -> None:
+    def _connect_input(self, m: Module) -> None:
         stream, mask, queue = self.stream, self.filter, self.queue
         m.d.comb += [
-            stream.enable.eq(self.control.enable & ~resetting),
+            stream.enable.eq(self.control.enable & ~self.control.resetting),
             stream.room.eq(queue.room),
             mask.framed.eq(self.control.framed),
             mask.valid.eq(stream.valid),
@@ -119,8 +145,8 @@ class Engine(Elaboratable):
                 Cat(core.rollout, core.train).eq(beat.data[i]),
                 core.present.eq(beat.present[i]),
                 core.masked.eq(beat.masked[i]),
-                core.mode.eq(self.queue.mode),
-                core.clamp.eq(self.control.clamp),
+                core.mode.eq(near(m, self.queue.mode, f"mode{i}")),
+                core.clamp.eq(near(m, self.control.clamp, f"clamp{i}")),
                 total.value[i].eq(core.value),
                 total.square[i].eq(core.square),
                 total.fixed[i].eq(core.fixed),

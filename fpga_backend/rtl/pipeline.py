@@ -51,11 +51,18 @@ class Pipe:
         rule: Callable[[Reader], ValueLike],
         name: str,
         clear: Staged | None = None,
+        *,
+        keep: bool = False,
     ) -> Staged:
-        """Register rule(operands at `stage`); zero when `clear` is 1 at that stage."""
+        """Register rule(operands at `stage`); zero when `clear` is 1 at that stage.
+
+        keep: the tools must not merge this register with an equal one, because each of the two
+        has readers of its own to lie beside.
+        """
         value = Value.cast(rule(lambda staged: self.at(staged, stage)))
         shape = value.shape()
-        signal = Signal(shape, name=f"{self.prefix}_{name}_s{stage + 1}", reset_less=True)
+        label, attrs = f"{self.prefix}_{name}_s{stage + 1}", {"keep": 1} if keep else {}
+        signal = Signal(shape, name=label, reset_less=True, attrs=attrs)
         self.module.d.sync += signal.eq(value)
         if clear is not None:
             with self.module.If(self.at(clear, stage)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amaranth.hdl import Array, Cat, Const, Elaboratable, Module, Signal, Value
+from amaranth.hdl import Array, Cat, Const, Elaboratable, Module, Mux, Signal, Value
 from amaranth.lib.fifo import SyncFIFOBuffered
 
 from rtl.credits import SLACK_AT_HEADER, Credits
@@ -120,11 +120,15 @@ class RecordOutput(Elaboratable):
         m.d.comb += busy.eq(self.snapshot | (phase != 0))
         with m.If(busy):
             m.d.sync += phase.eq(phase + 1)
-        beat, index = Signal(RECORD_BEAT_BITS), Signal(range(RECORD_BEATS))
-        beats = Array(
-            Cat(*words[k * WORDS_PER_BEAT : (k + 1) * WORDS_PER_BEAT]) for k in range(RECORD_BEATS)
-        )
-        m.d.sync += [beat.eq(beats[phase]), valid.eq(busy), index.eq(phase)]
+        beat = Signal(RECORD_BEAT_BITS, reset_less=True)
+        index = Signal(range(RECORD_BEATS), reset_less=True)
+        for j in range(WORDS_PER_BEAT):  # a counter per word, equal to `phase`, close to its choice
+            turn = Signal(range(RECORD_BEATS), name=f"phase{j}", attrs={"keep": 1})
+            with m.If(self.snapshot | (turn != 0)):
+                m.d.sync += turn.eq(turn + 1)
+            choices = Array(words[k * WORDS_PER_BEAT + j] for k in range(RECORD_BEATS))
+            m.d.sync += beat[32 * j : 32 * j + 32].eq(choices[turn])
+        m.d.sync += [valid.eq(busy), index.eq(phase)]
         with m.If(busy & (phase == RECORD_BEATS - 1)):
             m.d.sync += self.records.eq(self.records + 1)
         return beat, index
@@ -150,15 +154,15 @@ class RecordOutput(Elaboratable):
         words = [beat[32 * j : 32 * j + 32] for j in range(WORDS_PER_BEAT)]
         fold, beat_1 = Signal(32, reset_less=True), Signal(RECORD_BEAT_BITS, reset_less=True)
         valid, valid_1, push = self.valid
-        index_1 = Signal(range(RECORD_BEATS))
+        index_1 = Signal(range(RECORD_BEATS), reset_less=True)
         m.d.sync += [fold.eq(fold_beat(words)), beat_1.eq(beat), index_1.eq(index)]
         state, total = Signal(32, reset_less=True), Signal(32)
         moved = xor_rows([multiply_x([state[i] for i in range(32)], WORDS_PER_BEAT)])
         m.d.comb += total.eq(fold ^ moved)
         beat_2 = Signal(RECORD_BEAT_BITS, reset_less=True)
         m.d.sync += [valid_1.eq(valid), push.eq(valid_1), beat_2.eq(beat_1)]
-        with m.If(valid_1):
-            m.d.sync += state.eq(total)
-        with m.If(index_1 == RECORD_BEATS - 1):
-            m.d.sync += [beat_2[-32:].eq(total), state.eq(0)]
+        last = index_1 == RECORD_BEATS - 1
+        m.d.sync += state.eq(Mux(valid_1 & ~last, total, 0))  # beats of a record come in a row
+        with m.If(last):
+            m.d.sync += beat_2[-32:].eq(total)
         return beat_2, push

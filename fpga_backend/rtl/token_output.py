@@ -8,14 +8,65 @@ third of full rate: the host link could not carry more than half of it anyway.
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Elaboratable, Module, Signal, Value
-from amaranth.lib.fifo import SyncFIFO
+from amaranth.hdl import Cat, Elaboratable, Module, Signal, Value, unsigned
+from amaranth.lib.memory import Memory
 
 from rtl.compute_core import FLAG_NAMES
 from rtl.credits import SLACK_EVERY_CLOCK, Credits
 from twinscope_fpga.formats import TOKEN_BYTES, TOKEN_FLAGS, VALUE_BITS
 
 TOKEN_BITS = 8 * TOKEN_BYTES
+
+
+class TokenQueue(Elaboratable):
+    """`depth` beats of one word per lane in LUT memory, the oldest one shown. Nothing is asked
+    before a write, because the credits keep it from overflowing; every lane has a write strobe and
+    pointers of its own, equal to the others', that stay close to their memory.
+
+    w_soon: w_data and w_last come in the next clock, which is when `w_en` says so.
+    """
+
+    def __init__(self, *, lanes: int, depth: int) -> None:
+        self.lanes, self.depth = lanes, depth
+        self.w_data = [Signal(TOKEN_BITS, name=f"w_data{i}") for i in range(lanes)]
+        self.w_last = Signal()
+        self.w_soon = Signal()
+        self.w_en = Signal()
+        self.w_rdy = Signal()
+        self.r_data = [Signal(TOKEN_BITS, name=f"r_data{i}") for i in range(lanes)]
+        self.r_last = Signal()
+        self.r_rdy = Signal()
+        self.r_en = Signal()
+        self.level = Signal(range(depth + 1))
+
+    def elaborate(self, platform: object) -> Module:
+        m = Module()
+        pop, level = Signal(), self.level
+        m.d.comb += [pop.eq(self.r_rdy & self.r_en), self.w_rdy.eq(level != self.depth)]
+        m.d.sync += [
+            self.w_en.eq(self.w_soon),
+            level.eq(level + self.w_en - pop),
+            self.r_rdy.eq((level > 1) | self.w_en | (level[0] & ~pop)),
+        ]
+        for i in range(self.lanes):
+            self._memory(m, f"lane{i}", self.w_data[i], self.r_data[i], pop)
+        self._memory(m, "last", self.w_last, self.r_last, pop)
+        return m
+
+    def _memory(self, m: Module, name: str, data: Signal, shown: Signal, pop: Signal) -> None:
+        memory = Memory(shape=unsigned(len(data)), depth=self.depth, init=[])
+        m.submodules[name] = memory
+        write, read = memory.write_port(), memory.read_port(domain="comb")
+        places = range(self.depth)
+        strobe, to, at = (
+            Signal(shape, name=f"{what}_{name}", attrs={"keep": 1})
+            for what, shape in (("strobe", 1), ("to", places), ("at", places))
+        )
+        m.d.sync += [strobe.eq(self.w_soon), to.eq(to + strobe), at.eq(at + pop)]
+        m.d.comb += [
+            write.addr.eq(to), write.data.eq(data), write.en.eq(strobe),
+            read.addr.eq(at), shown.eq(read.data),
+        ]  # fmt: skip
 
 
 class TokenOutput(Elaboratable):
@@ -37,23 +88,28 @@ class TokenOutput(Elaboratable):
         self.tready = Signal()
         self.overflow = Signal()
         self.pushing = Signal()
-        self.fifo = SyncFIFO(width=TOKEN_BITS * lanes + 1, depth=depth)
+        self.fifo = TokenQueue(lanes=lanes, depth=depth)
         self.left = Credits(depth + lost_credit, slack=SLACK_EVERY_CLOCK)
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
         fifo, left = self.fifo, self.left
         m.submodules.fifo, m.submodules.credits = fifo, left
-        word, push = Signal(TOKEN_BITS * self.lanes + 1, reset_less=True), self.pushing
+        m.d.comb += self.pushing.eq(fifo.w_en)
+        for i in range(self.lanes):
+            word = Signal(TOKEN_BITS, name=f"word{i}", reset_less=True)
+            m.d.sync += word.eq(self._word(i))
+            m.d.comb += fifo.w_data[i].eq(word)
+        last = Signal(reset_less=True)
         m.d.sync += [
-            word.eq(Cat(*(self._word(i) for i in range(self.lanes)), self.last)),
-            push.eq(self.push),
-            self.overflow.eq(push & ~fifo.w_rdy),
+            last.eq(self.last),
+            self.overflow.eq(self.pushing & ~fifo.w_rdy),
         ]
         m.d.comb += [
-            fifo.w_data.eq(word),
-            fifo.w_en.eq(push),
-            Cat(self.tdata, self.tlast).eq(fifo.r_data),
+            fifo.w_last.eq(last),
+            fifo.w_soon.eq(self.push),
+            self.tdata.eq(Cat(*fifo.r_data)),
+            self.tlast.eq(fifo.r_last),
             self.tvalid.eq(fifo.r_rdy),
             fifo.r_en.eq(self.tready),
         ]

@@ -26,15 +26,15 @@ class Harness(Elaboratable):
         outputs = [s for name, s in ports.items() if is_output(name)]
         inputs = [s for name, s in ports.items() if not is_output(name)]
         width = sum(len(signal) for signal in inputs)
-        chain = Signal(width)
+        chain = Signal(width, reset_less=True)
         m.d.sync += chain.eq(Cat(self.serial_in, chain[:-1]))
         m.d.comb += Cat(*inputs).eq(chain)
         level = Cat(*outputs)
-        captured = Signal(len(level))
+        captured = Signal(len(level), reset_less=True)
         m.d.sync += captured.eq(level)
         folded = captured
         while len(folded) > 1:
-            step = Signal(-(-len(folded) // 4))
+            step = Signal(-(-len(folded) // 4), reset_less=True)
             m.d.sync += step.eq(Cat(*(folded[i : i + 4].xor() for i in range(0, len(folded), 4))))
             folded = step
         m.d.comb += self.serial_out.eq(folded)
