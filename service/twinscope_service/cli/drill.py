@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from twinscope.wire.batch import Batch
 
 RECORDING = "temperature_0.7_restored"
+WITH_MORE = "healthy_bf16"  # has left padding and entropies too, and fewer sure tokens
+LOUD = frozenset({"corrupt_weight_layout"})  # needs tokens that are not sure, in every sample
 # Faults of which a recording exists: the thing itself, not numbers made to look like it.
 RECORDED = {"temperature_not_restored": "temperature_0.7_unrestored"}
 SHORT = {"temperature": "temperature_not_restored"}  # names that people type
@@ -68,15 +70,40 @@ def _check(args: argparse.Namespace, known: list[str]) -> None:
 
 def plan(fault: str, *, healthy: int, faulty: int) -> list[Batch]:
     """One recorded batch per step: healthy ones, then ones with the fault in them."""
-    from twinscope_service.lab.faults import FAULTS, apply
+    from twinscope_service.lab.faults import FAULTS, apply, before
     from twinscope_service.replay import before_and_after, recording
 
     if fault in RECORDED:
         good, bad = before_and_after(RECORDING, RECORDED[fault])
-    else:
-        good = recording(RECORDING)
-        bad = apply(FAULTS[fault], good, seed=1)
-    return [good] * healthy + [bad] * faulty
+        return [good] * healthy + [bad] * faulty
+    made = FAULTS[fault]
+    plain = recording(RECORDING)
+    if fault in LOUD or not set(made.needs) <= plain.tensors.keys():
+        plain = recording(WITH_MORE)
+    good, bad = before(made, plain, seed=1), apply(made, plain, seed=1)
+    if not made.grows:
+        return [good] * healthy + [bad] * faulty
+    stages = [_mixed(good, bad, (i + 1) / faulty) for i in range(faulty)]
+    return [_at_version(b, i) for i, b in enumerate([good] * healthy + stages)]
+
+
+def _mixed(good: Batch, bad: Batch, share: float) -> Batch:
+    """`bad` with only `share` of its change in the trainer's log-probs."""
+    from dataclasses import replace
+
+    p, q = good.tensors["train_logprobs"], bad.tensors["train_logprobs"]
+    return replace(bad, tensors={**bad.tensors, "train_logprobs": p + (q - p) * share})
+
+
+def _at_version(batch: Batch, version: int) -> Batch:
+    """Both sides say that their weights are of this version."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    versions = np.full(batch.samples, version, np.int64)
+    both = {"rollout_version": versions, "train_version": versions}
+    return replace(batch, tensors={**batch.tensors, **both})
 
 
 class Drill:
@@ -161,7 +188,7 @@ def report(drill: Drill, args: argparse.Namespace, before: dict[str, tuple[float
     last = drill.get(f"/steps/{args.healthy + args.faulty - 1}")
     alerts = [a for a in drill.get("/alerts") if (a["onset_step"] or 0) >= args.healthy - 1]
     good = True
-    for name, held, detail in links(drill, last, alerts, before):
+    for name, held, detail in links(drill, args.fault, last, alerts, before):
         mark = {True: "[green]yes[/]", False: "[bold red]no[/]", None: "[dim]-[/]"}[held]
         good &= held is not False
         console.print(f"{mark:<12} {name:<28} ", end="")
@@ -170,14 +197,22 @@ def report(drill: Drill, args: argparse.Namespace, before: dict[str, tuple[float
 
 
 def links(
-    drill: Drill, last: Any, alerts: list[Any], before: dict[str, tuple[float, float]]
+    drill: Drill, fault: str, last: Any, alerts: list[Any], before: dict[str, tuple[float, float]]
 ) -> list[tuple[str, bool | None, str]]:
     """(link of the chain, did it hold (None: nothing to hold), detail)."""
+    from twinscope_service.lab.faults import FAULTS
+
+    made = FAULTS[fault]
     cause = last["diagnosis"][0]["cause"] if last["diagnosis"] else "none"
+    verdict: bool | None = last["verdict"] != "ok"
+    level = ""
+    if made.quiet and not verdict:
+        verdict, level = None, ", as it should be: the level stays in its band"
     alerts = sorted(alerts, key=lambda alert: alert["series"] != "k3")  # else the newest
     newest = alerts[0]["message"] if alerts else "no alert since the onset"
     found: list[tuple[str, bool | None, str]] = [
-        ("the verdict is not ok", last["verdict"] != "ok", f"{last['verdict']}, cause {cause}"),
+        ("the verdict is not ok", verdict, f"{last['verdict']}, cause {cause}{level}"),
+        ("the cause is named", *named(made.cause, last["diagnosis"])),
         ("an alert was raised", bool(alerts), newest),
     ]
     told = arrivals(drill, before) if alerts else {}
@@ -186,6 +221,17 @@ def links(
     if not told:
         found.append(("somebody was told", None, "no target is set: see alert_targets"))
     return found
+
+
+def named(cause: str, diagnosis: list[Any]) -> tuple[bool | None, str]:
+    """Is `cause` the first of the diagnosis? None: its data cannot tell it from the first."""
+    first: Any = diagnosis[0] if diagnosis else {"cause": "none", "group": []}
+    if first["cause"] == cause:
+        return True, f"{cause}, confidence {first['confidence']:.2f}"
+    if cause not in first["group"]:
+        return False, f"{first['cause']} instead of {cause}"
+    others = ", ".join(other for other in first["group"] if other != cause)
+    return None, f"{cause} or {others}: what tells them apart is {first['separator']}"
 
 
 def arrivals(drill: Drill, before: dict[str, tuple[float, float]]) -> dict[str, bool]:

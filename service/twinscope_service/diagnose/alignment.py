@@ -103,6 +103,7 @@ def _label_shift(view: View) -> Claim | None:
         group=() if offset == 1 else ("token_shift", "wrong_token_logprob"),
         separator="top-k log-probs of one position: which of them is the trainer's number",
         k3_after=expected_floor(view) if share > 0.9 else None,
+        k3_from="level",
         touched=None if share > 0.9 else unrelated,
     )
 

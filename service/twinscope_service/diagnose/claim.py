@@ -9,6 +9,9 @@ from typing import Any, Literal
 from twinscope_service.diagnose.view import View
 
 Kind = Literal["exact", "tested", "declared", "set"]
+# this step's numbers, its first tokens in shared contexts, earlier steps, or a healthy level (the
+# run's own, else a typical one)
+K3From = Literal["step", "contexts", "history", "level"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Claim:
     evidence: str
     estimate: Mapping[str, Any] = field(default_factory=dict)
     k3_after: float | None = None
-    typical: bool = False  # k3_after is what healthy pairs show, not computed from this step
+    k3_from: K3From = "step"  # where k3_after comes from, see rank.K3_IS
     explains: float = 1.0  # share of the k3 above the floor that goes with the cause
     group: tuple[str, ...] = ()
     separator: str = ""

@@ -266,6 +266,7 @@ def wrong_token_logprob(view: View) -> Claim | None:
         ),
         estimate={"side": side, "agreeing": round(agreeing, 4)},
         k3_after=expected_floor(view),
+        k3_from="level",
     )
 
 

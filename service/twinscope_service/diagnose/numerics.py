@@ -72,6 +72,7 @@ def rope_mismatch(view: View) -> Claim | None:
             **prints,
         },
         k3_after=view.floor,
+        k3_from="level",
         explains=0.9,
         group=() if prints else ("rope_mismatch", "quantized_rollout"),
         separator="rope parameters and kv_cache_dtype of both fingerprints",
@@ -149,6 +150,7 @@ def train_mode_dropout(view: View) -> Claim | None:
         ),
         estimate={"p_spread": round(p_spread, 4), "q_spread": round(q_spread, 5), "groups": groups},
         k3_after=view.floor,
+        k3_from="level",
         explains=0.95,
         separator="score 1 000 tokens twice in the trainer",
     )
@@ -170,6 +172,7 @@ def _dropout_by_shape(view: View) -> Claim | None:
         ),
         estimate={"token_share": round(share, 4), "exponent": round(slope.value, 4)},
         k3_after=view.floor,
+        k3_from="level",
         group=("train_mode_dropout", "partial_weight_sync", "corrupt_weight_layout"),
         separator="score 1 000 tokens twice in the trainer",
     )
@@ -232,6 +235,7 @@ def moe_router_flips(view: View) -> Claim | None:
         ),
         estimate={"rms_over_mean_abs": round(tail, 3)},
         k3_after=view.floor,
+        k3_from="level",
         explains=0.6,
         separator="overlap of routed experts of both sides (router replay on and off)",
     )
@@ -268,6 +272,7 @@ def norm_or_precision_mismatch(view: View) -> Claim | None:
         ),
         estimate={"k3_over_floor": round(view.k3 / view.floor, 2)},
         k3_after=view.floor,
+        k3_from="level",
         group=NOT_SEPARABLE,
         separator="the fingerprints of both sides; scoring the same tokens twice",
     )
@@ -293,6 +298,7 @@ def _declared(view: View, cause: str, prints: dict[str, Any]) -> Claim | None:
         evidence=f"k3 {view.k3:.3g} ({view.k3 / view.floor:.1f} times the floor)" + _stated(prints),
         estimate=prints,
         k3_after=view.floor,
+        k3_from="level",
         explains=0.6,
         separator="equal settings on both sides for one step",
     )

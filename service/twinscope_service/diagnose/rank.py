@@ -19,10 +19,9 @@ import numpy as np
 from twinscope_service.diagnose import alignment, format, numerics, sampling, weights
 from twinscope_service.diagnose.calibration import confidence, noise_confidence
 from twinscope_service.diagnose.cause import FAMILY_OF, Cause
-from twinscope_service.diagnose.claim import Claim, Diagnostic
+from twinscope_service.diagnose.claim import Claim, Diagnostic, K3From
 from twinscope_service.diagnose.context import Context, History
 from twinscope_service.diagnose.fixes import FIXES
-from twinscope_service.diagnose.level import expected_floor
 from twinscope_service.diagnose.mixture import loud_samples
 from twinscope_service.diagnose.view import Mask, View
 from twinscope_service.measure.records import MeasureOptions, Summary
@@ -59,6 +58,11 @@ EVENTS_OF: dict[str, frozenset[str]] = {
 INDEPENDENT = frozenset(
     {"bf16_logprob_storage", "side_missing", "nonfinite_values", "bypass_mode", "retokenized"}
 )
+K3_IS: dict[K3From, str] = {
+    "step": "computed from this step",
+    "contexts": "estimated from the first tokens that answers to one prompt share",
+    "history": "the lowest of this run's steps",
+}
 HIDES_NOTHING = INDEPENDENT - {"bypass_mode"} | {"mixed_weight_versions"}
 
 
@@ -232,7 +236,14 @@ def _in_part(view: View, claim: Claim, part: Mask) -> Claim:
     others = view.narrowed(~part)
     k3_after = others.k3 if others.tokens > 0 else None
     evidence = f"in {int(part.sum())} of {view.samples} samples: {claim.evidence}"
-    return replace(claim, estimate=estimate, touched=part, evidence=evidence, k3_after=k3_after)
+    return replace(
+        claim,
+        estimate=estimate,
+        touched=part,
+        evidence=evidence,
+        k3_after=k3_after,
+        k3_from="step",
+    )
 
 
 def _cause(view: View, claim: Claim, claims: list[Claim]) -> Cause:
@@ -259,8 +270,8 @@ def _source_of_k3(view: View, claim: Claim) -> str:
     """Was k3_after computed from this step's numbers, or is it what healthy pairs show?"""
     if claim.k3_after is None:
         return ""
-    if not claim.typical and claim.k3_after not in (view.floor, expected_floor(view)):
-        return "computed from this step"
+    if claim.k3_from != "level":
+        return K3_IS[claim.k3_from]
     own = view.history is not None and view.history.baseline is not None
     return "this run's healthy level" if own else "typical of healthy pairs, not computed"
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
+from twinscope_service.diagnose.claim import Claim, Diagnostic, K3From, explained
 from twinscope_service.diagnose.level import expected_floor, level_strength
 from twinscope_service.diagnose.temperature import (
     ExactTemperature,
     TemperatureFit,
     bound_kept,
     fit_temperature,
+    k3_in_shared_contexts,
     temperature_from_logsumexp,
 )
 from twinscope_service.diagnose.view import Estimate, View
@@ -58,6 +59,7 @@ def temperature_not_restored(view: View) -> Claim | None:
     if strength < 0.7 or abs(log(ratio)) < 0.015:
         return None
     sampled = ratio if fit.honest == "rollout" else 1.0 / ratio
+    left, source = _k3_at_temperature(view, fit, exact, sampled)
     return Claim(
         cause="temperature_not_restored",
         kind="tested",
@@ -70,10 +72,23 @@ def temperature_not_restored(view: View) -> Claim | None:
             "sampled_by": fit.honest,
             "from": "logsumexp_T" if exact is not None else _from_pairs(view),
         },
-        k3_after=expected_floor(view, temperature=sampled) if exact is None else exact.k3,
-        typical=exact is None,
+        k3_after=left,
+        k3_from=source,
         fix=_temperature_fix(fit, ratio),
     )
+
+
+def _k3_at_temperature(
+    view: View, fit: TemperatureFit, exact: ExactTemperature | None, sampled: float
+) -> tuple[float, K3From]:
+    """What would be left, best source first; `sampled`: temperature of the sampling law."""
+    if exact is not None:
+        return exact.k3, "step"
+    own = view.history is not None and view.history.baseline is not None
+    shared = None if own else k3_in_shared_contexts(view, fit)
+    if shared is not None:
+        return shared, "contexts"
+    return expected_floor(view, temperature=sampled), "level"
 
 
 def _from_pairs(view: View) -> str:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from math import isfinite, log, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinscope_service.diagnose.view import View
 from twinscope_service.join.gather import train_temperature
-from twinscope_service.measure.records import BOUND_TEMPERATURES
+from twinscope_service.measure.records import BOUND_TEMPERATURES, F64
 
 Z_EVIDENCE = 5.0
 FAR_FROM_ONE = 0.2  # |ln ratio| beyond which the other side's identity must break clearly
@@ -20,6 +21,8 @@ MANY_SAMPLES = 25  # from here on
 PRIOR_TOKENS = 10.0  # weight of the pooled mean of ρ in a sample's own
 TWO_SIDED = 0.25  # least share of tokens with q < p that a temperature above 1 has
 NODES = 6  # log-sum-exp nodes used around the smallest k3
+LEAST_FREEDOM = 12  # first tokens beyond one per prompt: a third off at most, on lab cases
+SAME_FACTOR = 0.15  # |ln| by which β of the shared contexts may differ from that of all tokens
 WIDEST_STEP = 0.3  # of ln β between nodes: wider, and pairs alone are as good
 
 
@@ -164,3 +167,44 @@ def _smallest(points: list[tuple[float, float]]) -> tuple[float, float]:
     values = np.polyval(coefficients, grid)
     best = int(values.argmin())
     return float(np.exp(centre + reach * grid[best])), float(max(values[best], 0.0))
+
+
+def k3_in_shared_contexts(view: View, fit: TemperatureFit) -> float | None:
+    """k3 that would be left at that temperature, from answers to one prompt; None: too few.
+
+    Their first tokens have one context, so Λ is one number there: between different tokens q − βp
+    differs by noise alone. The variance within contexts, σ², is that of the noise on a logit, of
+    which a token of probability π feels the part 1 − π: k3 = σ²/2 · mean (1 − π)².
+    """
+    sampler, other = ("q", "p") if fit.honest == "rollout" else ("p", "q")
+    x, y, context = _shared_contexts(view, other, sampler)
+    freedom = len(x) - (int(context.max()) + 1 if len(x) else 0) - 1
+    if freedom < LEAST_FREEDOM:
+        return None
+    square = float((x * x).sum())
+    beta = float((x * y).sum()) / square if square > 0.0 else 0.0
+    wanted = 1.0 / fit.ratio if fit.honest == "rollout" else fit.ratio
+    if beta <= 0.0 or abs(log(beta / wanted)) > SAME_FACTOR:
+        return None
+    left = y - beta * x
+    uncertain = 1.0 - 2.0 * view.mean(f"e{sampler}") + view.mean(f"e{sampler}{sampler}")
+    return float((left * left).sum()) / freedom * uncertain / 2.0
+
+
+def _shared_contexts(view: View, x: str, y: str) -> tuple[F64, F64, NDArray[np.int64]]:
+    """Log-probs `x` and `y` of first tokens about their prompt's mean, and the prompt's index.
+
+    Each token counts once per prompt: the same one again has the same noise.
+    """
+    prompts, known = view.attribute("prompt_hash")
+    tokens, has_token = view.attribute("first_hash")
+    first, has_first = view.attribute(f"head_{x}0")
+    second, _ = view.attribute(f"head_{y}0")
+    rows = np.flatnonzero(known & has_token & has_first)
+    rows = rows[np.unique(tokens[rows], return_index=True)[1]]
+    _, context, count = np.unique(prompts[rows], return_inverse=True, return_counts=True)
+
+    def inside(values: F64) -> F64:
+        return values - (np.bincount(context, values) / count)[context]
+
+    return inside(first[rows]), inside(second[rows]), context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
@@ -15,6 +16,7 @@ from twinscope_service.measure.records import F64, PROFILE_COLUMNS
 
 Z_EVIDENCE = 5.0
 CORRUPT_K3 = 0.25  # beyond it a wrong layout is likelier than old weights
+ADVANCED = 0.5  # of the strength of a frozen engine whose version goes on
 RAISED = 0.4  # least level of the loud part: a contrast below the floor is no fault
 SPAN_INFLATION = 4.0  # tokens of a sample are not independent; spans have no sample rows
 PROFILE = {name: i for i, name in enumerate(PROFILE_COLUMNS)}
@@ -69,35 +71,83 @@ def _lag_claim(view: View, lag: F64, late: Mask, k3_fresh: float | None, strengt
     )
 
 
-def _frozen_engine(view: View) -> Claim | None:
-    """Healthy at first, then k3 grows with every step since: the engine no longer takes weights."""
+@dataclass(frozen=True)
+class Growth:
+    """k3 that rises with every step since the last restart, and what the engine's version did."""
+
+    z: float  # of the slope of ln k3
+    per_step: float  # of ln k3
+    grown: float  # e-folds since it began
+    steps: int  # since it began
+    least_k3: float
+    stuck: bool  # the engine's weight version stood still
+    advanced: bool  # ... went on in most steps
+
+    @property
+    def words(self) -> str:
+        """One sentence for the evidence."""
+        version = " while the engine's weight version stood still" if self.stuck else ""
+        version = " although the engine's weight version advanced" if self.advanced else version
+        return (
+            f"k3 grew {np.exp(self.grown):.0f}-fold over the last {self.steps} steps "
+            f"(z {self.z:.0f}){version}"
+        )
+
+
+def _growth(view: View) -> Growth | None:
+    """Healthy at first, then k3 grows with every step; None: it does not, or it jumped once."""
     points = [] if view.history is None else _since_reset(view.history.points)
-    level = level_strength(view)
-    if len(points) < 6 or level < 0.5:
+    if len(points) < 6 or level_strength(view) < 0.5:
         return None
     steps = np.array([p.step for p in points], np.float64)
     y = np.log([max(p.k3 or 0.0, 1e-12) for p in points])
-    slope = np.polyfit(steps - steps.mean(), y, 1)[0]
-    residual = y - y.mean() - slope * (steps - steps.mean())
-    se = sqrt(
-        float(residual @ residual) / (len(y) - 2) / float(((steps - steps.mean()) ** 2).sum())
-    )
-    grown = y[-3:].mean() - y[:3].mean()
-    if slope < Z_EVIDENCE * se or grown < 1.0:
+    last = np.arange(len(y) - 3)  # something rises over four points at least
+    slope, left, start = _best_fit(np.maximum(steps - steps[last, None], 0.0), y)
+    _, left_by_jump, _ = _best_fit(np.greater(steps, steps[last, None]).astype(np.float64), y)
+    rise = np.maximum(steps - steps[start], 0.0)
+    se = sqrt(left / (len(y) - 3) / float(((rise - rise.mean()) ** 2).sum()))
+    grown = float(slope * rise[-1])
+    if slope < Z_EVIDENCE * se or grown < 1.0 or left_by_jump < left:
         return None
-    stuck = len({p.rollout_version for p in points if p.rollout_version is not None}) == 1
+    versions = {p.rollout_version for p in points if p.rollout_version is not None}
+    return Growth(
+        z=slope / max(se, 1e-12),
+        per_step=slope,
+        grown=grown,
+        steps=int(rise[-1]),
+        least_k3=float(np.exp(y.min())),
+        stuck=len(versions) == 1,
+        advanced=len(versions) > len(points) / 2,
+    )
+
+
+def _best_fit(shapes: F64, y: F64) -> tuple[float, float, int]:
+    """(factor, Σ residual², index) of the row of `shapes` [K, N] that fits y [N] best."""
+    x = shapes - shapes.mean(axis=1, keepdims=True)
+    centred = y - y.mean()
+    square, with_y = (x * x).sum(axis=1), (x * centred).sum(axis=1)
+    gain = with_y**2 / np.maximum(square, 1e-300)
+    best = int(np.argmax(gain))
+    left = max(float((centred * centred).sum() - gain[best]), 0.0)
+    return float(with_y[best] / square[best]), left, best
+
+
+def _frozen_engine(view: View) -> Claim | None:
+    """The engine no longer takes weights: k3 grows with what the trainer learns."""
+    growth = _growth(view)
+    if growth is None:
+        return None
+    most = 3.0 if growth.stuck else 1.5
     return Claim(
         cause="stale_weights",
         kind="tested",
-        strength=min(slope / se / Z_EVIDENCE, 1.5 if not stuck else 3.0),
-        evidence=(
-            f"k3 grew {np.exp(grown):.0f}-fold over the last {int(steps[-1] - steps[0])} steps "
-            f"(z {slope / max(se, 1e-12):.0f})"
-            + (" while the engine's weight version stood still" if stuck else "")
-        ),
-        estimate={"growth_per_step": round(float(slope), 4), "version_stuck": stuck},
-        k3_after=float(np.exp(y.min())),
-        group=() if stuck else ("stale_weights", "update_lost_to_rounding"),
+        # versions that advance say that syncs arrive; a label may be wrong
+        strength=min(growth.z / Z_EVIDENCE, most) * (ADVANCED if growth.advanced else 1.0),
+        evidence=growth.words,
+        estimate={"growth_per_step": round(growth.per_step, 4), "version_stuck": growth.stuck},
+        k3_after=growth.least_k3,
+        k3_from="history",
+        group=() if growth.stuck else ("stale_weights", "update_lost_to_rounding"),
         separator="a checksum of the engine's weights before and after a sync",
     )
 
@@ -138,6 +188,7 @@ def _learned_direction(view: View) -> Claim | None:
         ),
         estimate={"nats_per_advantage": round(slope, 4)},
         k3_after=view.floor,
+        k3_from="level",
         separator="weight versions of both sides",
     )
 
@@ -172,6 +223,7 @@ def _by_level(view: View, cause: str) -> Claim | None:
         ),
         estimate={"k3_over_floor": round(k3 / view.floor, 2)},
         k3_after=view.floor,
+        k3_from="level",
         group=SAME_WEIGHTS + NUMERIC_DOUBLES,
         separator=SEPARATOR,
     )
@@ -372,18 +424,19 @@ def update_lost_to_rounding(view: View) -> Claim | None:
     rollout, train = view.context.rollout or {}, view.context.train or {}
     master = str(train.get("master_dtype", train.get("dtype", "")))
     coarse = str(rollout.get("dtype", "")).lower() in ("bfloat16", "bf16")
-    frozen = _frozen_engine(view)
-    if frozen is None or frozen.estimate.get("version_stuck") or not coarse or "32" not in master:
+    growth = _growth(view)
+    if growth is None or growth.stuck or not coarse or "32" not in master:
         return None
     return Claim(
         cause="update_lost_to_rounding",
-        kind="declared",
-        strength=frozen.strength,
+        kind="tested" if growth.advanced else "declared",
+        strength=min(growth.z / Z_EVIDENCE, 1.5),
         evidence=(
-            f"{frozen.evidence}; the trainer keeps {master} weights and the engine bfloat16, whose "
+            f"{growth.words}; the trainer keeps {master} weights and the engine bfloat16, whose "
             f"steps are wider than small updates"
         ),
-        k3_after=frozen.k3_after,
+        k3_after=growth.least_k3,
+        k3_from="history",
         group=("update_lost_to_rounding", "stale_weights"),
         separator="count of bf16 weights that changed in the last sync",
     )

@@ -12,27 +12,46 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinscope.wire.batch import Batch
 from twinscope_service.lab.draft import Draft, LabError
 
-Change = Callable[[Draft], None]
+Change = Callable[[Draft], object]  # what it returns is not looked at
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`cause` is the id that a diagnosis should name; `exact` as explained above."""
+    """`cause` is the id that a diagnosis should name; `exact` as explained above.
+
+    The rest is for whole runs with healthy steps before the fault (drills): `before` gives those
+    the fields that such a run has all along, `needs` names tensors that a recording must have,
+    `grows` says that the fault builds up over the steps, `quiet` that the level stays where it was.
+    """
 
     cause: str
     detail: str
     change: Change
     exact: bool = True
+    before: Change | None = None
+    needs: tuple[str, ...] = ()
+    grows: bool = False
+    quiet: bool = False
 
 
 def apply(fault: Fault, batch: Batch, seed: int) -> Batch:
     """The batch with the fault in it. Pure: the same seed gives the same batch."""
+    return _changed(batch, fault.change, seed)
+
+
+def before(fault: Fault, batch: Batch, seed: int) -> Batch:
+    """The same run's batch before the fault: the fields it has anyway, nothing wrong."""
+    return batch if fault.before is None else _changed(batch, fault.before, seed)
+
+
+def _changed(batch: Batch, change: Change, seed: int) -> Batch:
     draft = Draft.of(batch, seed)
-    fault.change(draft)
+    change(draft)
     return draft.finish()
 
 
@@ -255,6 +274,12 @@ def noise(sigma: float) -> Change:
     return lambda draft: draft.disturb_train(sigma)
 
 
+def equal_versions(draft: Draft) -> None:
+    """Engine and trainer at the same version."""
+    for name in ("rollout_version", "train_version"):
+        draft.arrays[name] = np.full(draft.samples, 40, np.int64)
+
+
 def late_versions(draft: Draft) -> None:
     """Half of the samples come from weights two to four versions old."""
     late = draft.random.random(draft.samples) < 0.5
@@ -264,24 +289,40 @@ def late_versions(draft: Draft) -> None:
     draft.disturb_train(draft.per_token(lag * 0.12))
 
 
-def bad_replica(draft: Draft) -> None:
-    """One replica of four holds other weights."""
+def replicas(draft: Draft) -> NDArray[np.int64]:
+    """Four replicas, named in the header; [S] which one made each sample."""
     replica = draft.random.integers(0, 4, draft.samples)
     draft.header = {"groups": {"replica": tuple(f"r{i}" for i in replica)}}
+    return replica
+
+
+def bad_replica(draft: Draft) -> None:
+    """One replica of four holds other weights."""
+    replica = replicas(draft)
     draft.disturb_train(draft.per_token(np.where(replica == 2, 0.5, 0.0)))
+
+
+def some_cached(draft: Draft) -> NDArray[np.int64]:
+    """The prompts of three samples in five came from the cache; [S] tokens of it."""
+    cached = np.where(draft.random.random(draft.samples) < 0.6, 32, 0)
+    draft.arrays["cached_tokens"] = cached.astype(np.int32)
+    return cached
 
 
 def cached_prefix(draft: Draft) -> None:
     """Samples whose prompt came from the cache are off, most just after the prefix."""
-    cached = np.where(draft.random.random(draft.samples) < 0.6, 32, 0)
-    draft.arrays["cached_tokens"] = cached.astype(np.int32)
-    hit = draft.per_token(cached > 0)
+    hit = draft.per_token(some_cached(draft) > 0)
     draft.disturb_train(np.where(hit, 0.6 / np.sqrt(1.0 + draft.positions() / 16.0), 0.0))
+
+
+def with_reference(draft: Draft) -> None:
+    """The reference's log-probs: an adapter that has not learned yet changes nothing."""
+    draft.arrays["ref_logprobs"] = draft.p.copy()
 
 
 def without_adapter(draft: Draft) -> None:
     """The engine samples from the reference weights, the trainer has an adapter."""
-    draft.arrays["ref_logprobs"] = draft.p.copy()
+    with_reference(draft)
     draft.disturb_train(0.35)
 
 
@@ -295,22 +336,28 @@ def dropout(draft: Draft) -> None:
     draft.disturb_train(0.6, repeatable=False)
 
 
+def with_experts(draft: Draft) -> None:
+    """A mixture of experts, by the engine's fingerprint."""
+    draft.header = {"rollout": {**(draft.batch.rollout or {}), "num_experts": 8}}
+
+
 def few_loud_tokens(draft: Draft) -> None:
     """One token in twenty is off by much, as when an expert flips."""
     loud = (draft.random.random(len(draft.q)) < 0.05) & (draft.positions() > 0)
-    draft.header = {"rollout": {**(draft.batch.rollout or {}), "num_experts": 8}}
+    with_experts(draft)
     draft.disturb_train(np.where(loud, 1.8, 0.0))
 
 
 def declared(sigma: float, **prints: tuple[str, str]) -> Change:
-    """A fingerprint difference (engine, trainer) and noise to go with it."""
+    """A fingerprint difference (engine, trainer) and noise to go with it (0: none)."""
 
     def change(draft: Draft) -> None:
         rollout, train = dict(draft.batch.rollout or {}), dict(draft.batch.train or {})
         for key, (engine, trainer) in prints.items():
             rollout[key], train[key] = engine, trainer
         draft.header = {"rollout": rollout, "train": train}
-        draft.disturb_train(sigma)
+        if sigma > 0.0:
+            draft.disturb_train(sigma)
 
     return change
 
@@ -350,8 +397,12 @@ FAULTS: dict[str, Fault] = {
     "wrong_token_logprob": Fault(
         "wrong_token_logprob", "q of the likeliest token", likeliest_token, exact=False
     ),
-    "bf16_logprob_storage": Fault("bf16_logprob_storage", "p rounded to bfloat16", to_bf16),
-    "fp16_logprob_storage": Fault("bf16_logprob_storage", "q rounded to float16", to_fp16),
+    "bf16_logprob_storage": Fault(
+        "bf16_logprob_storage", "p rounded to bfloat16", to_bf16, quiet=True
+    ),
+    "fp16_logprob_storage": Fault(
+        "bf16_logprob_storage", "q rounded to float16", to_fp16, quiet=True
+    ),
     "bypass_mode": Fault("bypass_mode", "p is a copy of q", bypass),
     "side_missing": Fault("side_missing", "no train side", drop_train_side),
     "token_shift": Fault("token_shift", "p late by one token", shift(1)),
@@ -360,7 +411,10 @@ FAULTS: dict[str, Fault] = {
         "token_shift", "p late by one token in a quarter of the samples", shift(1, share=0.25)
     ),
     "token_shift_padding": Fault(
-        "token_shift", "p late by the sample's left padding", shift_by_padding
+        "token_shift",
+        "p late by the sample's left padding",
+        shift_by_padding,
+        needs=("pad_left",),
     ),
     "sample_permutation": Fault(
         "sample_permutation", "p of other samples, everywhere", permute(1.0)
@@ -382,13 +436,18 @@ FAULTS: dict[str, Fault] = {
         exact=False,
     ),
     "padding_attended": Fault(
-        "padding_attended", "noise with left padding", by_padding(clean_first=False), exact=False
+        "padding_attended",
+        "noise with left padding",
+        by_padding(clean_first=False),
+        exact=False,
+        needs=("pad_left",),
     ),
     "position_offset": Fault(
         "position_offset",
         "noise with left padding behind the first token",
         by_padding(clean_first=True),
         exact=False,
+        needs=("pad_left",),
     ),
     "temperature_not_restored": Fault(
         "temperature_not_restored",
@@ -413,37 +472,60 @@ FAULTS: dict[str, Fault] = {
         "entropy above the sampled surprise",
         colder_sampling,
         exact=False,
+        needs=("entropy",),
     ),
     "stale_weights": Fault(
-        "stale_weights", "half of the samples two to four versions late", late_versions, exact=False
+        "stale_weights",
+        "half of the samples two to four versions late",
+        late_versions,
+        exact=False,
+        before=equal_versions,
     ),
     "partial_weight_sync": Fault(
         "partial_weight_sync", "disturbance of 0.5 nats", noise(0.5), exact=False
     ),
     "corrupt_weight_layout": Fault(
-        "corrupt_weight_layout", "disturbance of 1 nat", noise(1.0), exact=False
+        "corrupt_weight_layout", "disturbance of 1.4 nats", noise(1.4), exact=False
     ),
     "lora_not_applied": Fault(
-        "lora_not_applied", "q from the reference weights", without_adapter, exact=False
+        "lora_not_applied",
+        "q from the reference weights",
+        without_adapter,
+        exact=False,
+        before=with_reference,
     ),
     "stale_prefix_cache": Fault(
-        "stale_prefix_cache", "samples with cached prompts are off", cached_prefix, exact=False
+        "stale_prefix_cache",
+        "samples with cached prompts are off",
+        cached_prefix,
+        exact=False,
+        before=some_cached,
     ),
     "mixed_weight_versions": Fault(
-        "mixed_weight_versions", "one replica of four is off", bad_replica, exact=False
+        "mixed_weight_versions",
+        "one replica of four is off",
+        bad_replica,
+        exact=False,
+        before=replicas,
     ),
     "update_lost_to_rounding": Fault(
         "update_lost_to_rounding",
         "fp32 trainer, bf16 engine, off by 0.3 nats",
         declared(0.4, dtype=("bfloat16", "float32")),
         exact=False,
+        before=declared(0.0, dtype=("bfloat16", "float32")),
+        grows=True,
     ),
     "rope_mismatch": Fault(
         "rope_mismatch", "disturbance grows with position", grows_with_position, exact=False
     ),
     "train_mode_dropout": Fault("train_mode_dropout", "p does not repeat", dropout, exact=False),
     "moe_router_flips": Fault(
-        "moe_router_flips", "one token in twenty is off by much", few_loud_tokens, exact=False
+        "moe_router_flips",
+        "one token in twenty is off by much",
+        few_loud_tokens,
+        exact=False,
+        before=with_experts,
     ),
     "low_precision_logits": Fault(
         "low_precision_logits",

@@ -123,25 +123,31 @@ def attributes(
         there = ~np.isnan(heads.values[:, 0, i])
         _put(values, known, f"head_q{i}", heads.values[:, 0, i], there)
         _put(values, known, f"head_p{i}", heads.values[:, 1, i], there)
-    hashes = _first_hashes(block, first)
-    if hashes is not None:
-        _put(values, known, "first_hash", hashes[order], hashes[order] >= 0)
+    for name, hashes in _context_hashes(block, first):
+        _put(values, known, name, hashes[order], hashes[order] >= 0)
     return values, known
 
 
-def _first_hashes(block: PairBlock, first: I64) -> F64 | None:
-    """52 bits of a hash of (prompt ids, first response id) per sample; -1: no response."""
+def _context_hashes(block: PairBlock, first: I64) -> Iterator[tuple[str, F64]]:
+    """52 bits of a hash of the prompt ids, and of (prompt, first response id); -1: no response."""
     if block.token_ids is None or block.prompt_ids is None or block.prompt_offsets is None:
-        return None
-    found = np.full(block.samples, -1.0)
+        return
+    prompts, firsts = np.full((2, block.samples), -1.0)
     for s in range(block.samples):
         if first[s] == block.offsets[s + 1]:
             continue
         prompt = block.prompt_ids[block.prompt_offsets[s] : block.prompt_offsets[s + 1]]
-        context = prompt.tobytes() + block.token_ids[first[s] : first[s] + 1].tobytes()
-        digest = hashlib.blake2b(context, digest_size=8).digest()
-        found[s] = int.from_bytes(digest, "little") >> 12
-    return found
+        context = hashlib.blake2b(prompt.tobytes(), digest_size=8)
+        prompts[s] = _52_bits(context.digest())
+        context.update(block.token_ids[first[s] : first[s] + 1].tobytes())
+        firsts[s] = _52_bits(context.digest())
+    yield "prompt_hash", prompts
+    yield "first_hash", firsts
+
+
+def _52_bits(digest: bytes) -> int:
+    """As many bits as a float64 holds exactly."""
+    return int.from_bytes(digest, "little") >> 12
 
 
 def occurred_before(

@@ -298,6 +298,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "first_hash",  # 52-bit hash of (prompt ids, first response id) as float: equal = same context and token
     *(f"head_q{i}" for i in range(8)),
     *(f"head_p{i}" for i in range(8)),  # the first 8 counted tokens, as far as there
+    "prompt_hash",  # 52-bit hash of the prompt ids as float: equal = the first token's context
 )
 # best_lag: smallest mean |q[t] - p[t + lag]| over LAGS and, where pad_left is known, also +pad_left and -pad_left
 ATTRIBUTE: dict[str, int] = {name: i for i, name in enumerate(ATTRIBUTES)}
