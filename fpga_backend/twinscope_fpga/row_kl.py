@@ -12,7 +12,9 @@ How far the answer can be off comes with every row. A term has a relative error 
 an absolute one of UNIT; what is left is how large Σ e^q |Δ| can be, and that follows from the KL
 itself: with δ = Δ - ln(Z_p/Z_q) it is E[e^δ - 1 - δ] >= h(E|δ|), h(x) = e^-x - 1 + x (Jensen), so
 that E|δ| <= √(2 KL) + KL. The compensation adds the relative error of two masses, and that is why
-a KL far below 1e-4 cannot be had of rows that are not normalised.
+a KL far below 1e-4 cannot be had of rows that are not normalised. A common offset of Δ meets the
+errors of e^q twice, in the sum and in the mass it is divided by, and they cancel: it counts only
+with the rounding of the float32 difference.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from twinscope_fpga.device import Device
 from twinscope_fpga.golden import ROW_KL
 
 EXPONENTIAL = 9e-8  # largest relative error of e^q
-TERM = EXPONENTIAL + 2.0**-24  # and of e^q·Δ: the float32 difference rounds once
+ROUNDING = 2.0**-24 + 2.0**-28  # of the float32 difference, and of the product with it
+TERM = EXPONENTIAL + ROUNDING  # largest relative error of e^q·Δ
 UNIT = 2.0**-57  # truncation of an entry's e^q, and of its e^q·Δ
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -92,7 +95,8 @@ def _bounds(
     offset = np.abs(np.log(mass_p / mass_q)) + masses
     doubt = 2e-6 + 4 * masses  # more than enough to reach the exact KL from the measured one
     at_most = np.maximum(compensated, 0.0) * (1 + doubt) + doubt * (1 + offset)
-    distance = np.minimum(offset + np.sqrt(2 * at_most) + at_most, largest)
+    centred = np.sqrt(2 * at_most) + at_most  # of δ; the next one of Δ
+    distance = np.minimum(offset + centred, largest)
     raw_error = TERM * mass_q * (1 + masses) * distance + lost
-    shifted = masses * distance + raw_error / mass_q
-    return raw_error, shifted + masses * (1 + masses)
+    mean = 2 * EXPONENTIAL * centred + ROUNDING * distance + (1 + distance) * lost / mass_q
+    return raw_error, (mean + masses) * (1 + masses)
