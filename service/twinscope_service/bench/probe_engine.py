@@ -6,33 +6,54 @@ answers, because they fail differently:
 direct        wall time inside the hooks on the engine's front-end thread, and CPU time of the
               plugin's own threads, per finished request. Precise, but blind to what a hook does
               to the rest (caches, the interpreter's lock).
-with/without  whole rounds of the same requests with the hooks in place and taken out, in pairs of
-              alternating order: wall time, and CPU time of the front end's process. They see
-              everything, at the noise of the machine; a busy one disturbs the CPU time less.
+with/without  many short rounds of the same requests with the hooks in place and taken out
+              (engine_rounds.py): wall time, and CPU time of the front end and of the engine's
+              processes, as medians of the blocks' ratios with a 95 % interval.
+
+With `service` the plugin delivers to a running service, and a third condition is the same with a
+service that is gone: a port of this machine that refuses connections, as after a kill.
 """
 
 from __future__ import annotations
 
 import functools
+import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from twinscope import Probe
 from twinscope.errors import TwinScopeError
-from twinscope.hosts.attach import Attachment, unwrap, wrap
+from twinscope.hosts.attach import Attachment
 from twinscope.hosts.vllm_plugin import VLLM, Tap, install
+from twinscope_service.bench.engine_rounds import (
+    Blocks,
+    Condition,
+    Rig,
+    books_line,
+    hooks,
+    run_blocks,
+    seams,
+    settled_round,
+)
 from twinscope_service.bench.hand_over import Nowhere
 
 PROMPT_TOKENS = 32
 AT_ONCE = 16  # requests that share the engine; the others of a round wait
+TIMED = 8  # rounds with stopwatches
 OWN_THREADS = ("twinscope",)  # how the plugin's threads are named
 LIMIT = 0.01  # of a request's time in the engine: what the plugin may cost
+FIGURES = {
+    "wall": "wall time",
+    "front": "CPU, front end",
+    "core": "CPU, engine",
+    "cpu": "CPU, both",
+}
 
 
 @dataclass
@@ -75,36 +96,14 @@ def _timers(calls: int = 20_000) -> float:
 
 
 @dataclass(frozen=True)
-class Rig:
-    """An engine with the plugin in it, and the requests of a round."""
-
-    engine: Any
-    tap: Tap
-    probe: Probe
-    prompts: list[Any]
-    parameters: list[Any]
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of requests."""
-
-    seconds: float  # wall
-    cpu: float  # CPU seconds of this process, until the plugin has nothing left to do
-    each: list[float]  # seconds from scheduling to the last token, per request
-
-
-@dataclass
-class Findings:
-    """What the rounds gave; seconds per finished request unless named otherwise."""
+class Direct:
+    """What stopwatches around the hooks gave; seconds per finished request."""
 
     requests: int
     engine: float  # wall time of a round over its requests
     alone: float | None  # from scheduling to the last token; None: vLLM keeps no times
     hooks: float
     threads: float | None  # CPU; None: this system does not tell it per thread
-    ratios: list[float] = field(default_factory=list)  # wall time, with over without, per pair
-    extra: list[float] = field(default_factory=list)  # CPU, with minus without, per pair
 
     def lines(self) -> Iterator[str]:
         """The table."""
@@ -118,14 +117,6 @@ class Findings:
         for name, seconds in rows.items():
             if seconds is not None:
                 yield f"{name:<34}{_time(seconds):>12}{self._part(seconds, name)}"
-        yield f"\nwith and without, {len(self.ratios)} pairs of rounds (median, quartiles):"
-        low, middle, high = statistics.quantiles(self.extra, n=4)
-        yield (
-            f"CPU, difference per request       {_time(middle):>12}{middle / self.engine:>14.4%}"
-            f"   ({_time(low)} to {_time(high)})"
-        )
-        low, middle, high = statistics.quantiles(self.ratios, n=4)
-        yield f"wall time, ratio                  {middle:>12.4f}   ({low:.4f} to {high:.4f})"
 
     def _part(self, seconds: float, name: str) -> str:
         if name.startswith("engine"):
@@ -139,23 +130,70 @@ class Findings:
         return (self.hooks + (self.threads or 0.0)) / (self.alone or self.engine)
 
 
-def run(*, model: str, pairs: int, samples: int, max_tokens: int) -> int:
-    """Print the table; exit status 1 if the plugin costs more than LIMIT."""
-    rig = _start(model, samples=samples, max_tokens=max_tokens)
+def run(
+    *, model: str, pairs: int, samples: int, max_tokens: int, service: str | None = None
+) -> int:
+    """Print the tables; exit status 1 if the plugin costs more than LIMIT."""
+    conditions = _conditions(service)
+    rig = _start(model, conditions[1], samples=samples, max_tokens=max_tokens)
     try:
-        found = _measure(rig, pairs=pairs)
+        blocks = run_blocks(rig, conditions, blocks=pairs)
+        direct = _time_hooks(rig, conditions[1])
     finally:
         rig.engine.llm_engine.engine_core.shutdown()
     print(f"{Path(model).name}: {samples} requests of {max_tokens // 4} to {max_tokens} tokens a")
-    print(f"round, at most {AT_ONCE} at once; {found.requests} requests timed\n")
-    print("\n".join(found.lines()))
-    verdict = "within" if found.part < LIMIT else "above"
-    print(f"\nthe plugin: {found.part:.4%} of a request's engine time, {verdict} {LIMIT:.0%}")
-    return 0 if found.part < LIMIT else 1
+    print(f"round, at most {AT_ONCE} at once; {direct.requests} requests timed\n")
+    print("\n".join([*direct.lines(), "", *compare(blocks, conditions)]))
+    for one in conditions:
+        if one.probe is not None:
+            print(f"{one.name}: {books_line(one.probe.stats())}")
+            one.probe.close(0.0)
+    verdict = "within" if direct.part < LIMIT else "above"
+    print(f"\nthe plugin: {direct.part:.4%} of a request's engine time, {verdict} {LIMIT:.0%}")
+    return 0 if direct.part < LIMIT else 1
 
 
-def _start(model: str, *, samples: int, max_tokens: int) -> Rig:
-    """An engine with the plugin in it, as the entry point installs it."""
+def compare(blocks: Blocks, conditions: Sequence[Condition]) -> Iterator[str]:
+    """Each condition over each that comes before it."""
+    names = [condition.name for condition in conditions]
+    count = len(blocks.rounds[names[0]])
+    yield f"{count} blocks of rounds, medians of their ratios and 95 % intervals"
+    for n, name in enumerate(names):
+        for to in names[:n]:
+            for of, label in FIGURES.items():
+                if all(getattr(one, of, 1.0) for one in blocks.rounds[to]):
+                    found = blocks.ratio(name, to, of=of)
+                    yield (
+                        f"{name} / {to}, {label}".ljust(50)
+                        + f"{found.middle:.4f}   {found.low:.4f} to {found.high:.4f}"
+                    )
+
+
+def _conditions(service: str | None) -> list[Condition]:
+    """Without comes first, the plugin as it is second."""
+    if service is None:
+        return [Condition("without"), _with("with", Probe(sink=Nowhere(), environment={}))]
+    gone = f"http://127.0.0.1:{_refusing_port()}"
+    return [
+        Condition("without"),
+        _with("with", Probe(service, "bench-probe", environment={})),
+        _with("service gone", Probe(gone, "bench-probe", environment={}), delivers=False),
+    ]
+
+
+def _with(name: str, probe: Probe, *, delivers: bool = True) -> Condition:
+    attachment = Attachment(VLLM, environment={VLLM.variable: "1"}, make_probe=lambda: probe)
+    return Condition(name, Tap(attachment, _vllm().__version__), probe, delivers)
+
+
+def _refusing_port() -> int:
+    """One that was free a moment ago."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _vllm() -> Any:
     try:
         import vllm
     except ImportError as error:
@@ -163,16 +201,20 @@ def _start(model: str, *, samples: int, max_tokens: int) -> Rig:
             "twinscope bench probe --model needs vLLM in the same environment: "
             "make engines-env, then .venv-engines/bin/twinscope"
         ) from error
-    probe = Probe(sink=Nowhere(), environment={})
-    attachment = Attachment(VLLM, environment={VLLM.variable: "1"}, make_probe=lambda: probe)
-    tap = Tap(attachment, vllm.__version__)
-    install(tap)
-    engine = vllm.LLM(
+    return vllm
+
+
+def _start(model: str, plugged: Condition, *, samples: int, max_tokens: int) -> Rig:
+    """An engine that met the plugin when it was made, as with the entry point."""
+    assert plugged.tap is not None
+    install(plugged.tap)
+    engine = _vllm().LLM(
         model, enforce_eager=True, enable_prefix_caching=False, max_num_seqs=AT_ONCE,
         max_model_len=PROMPT_TOKENS + max_tokens, gpu_memory_utilization=0.2,
         disable_log_stats=False, seed=0,
     )  # fmt: skip
-    return Rig(engine, tap, probe, *_work(samples, max_tokens))
+    with hooks(None):  # what `install` has put there goes; each round puts its own
+        return Rig(engine, *_work(samples, max_tokens))
 
 
 def _work(samples: int, max_tokens: int) -> tuple[list[Any], list[Any]]:
@@ -194,86 +236,36 @@ def _work(samples: int, max_tokens: int) -> tuple[list[Any], list[Any]]:
     return prompts, parameters
 
 
-def _measure(rig: Rig, *, pairs: int) -> Findings:
-    """One round to warm up, `pairs` with and without, then as many with stopwatches."""
-    _settled_round(rig)
-    compared = [_pair(rig, first=number % 2 == 0) for number in range(pairs)]
+def _time_hooks(rig: Rig, plugged: Condition) -> Direct:
+    """Rounds with stopwatches."""
+    assert plugged.tap is not None
     before, watch = _own_cpu(), Stopwatch()
-    with _stopwatches(rig.tap, watch):
-        timed = [_settled_round(rig) for _ in range(pairs)]
+    with _stopwatches(plugged.tap, watch):
+        timed = [settled_round(rig, plugged) for _ in range(TIMED)]
     after = _own_cpu()
-    requests = pairs * len(rig.prompts)
+    requests = TIMED * len(rig.prompts)
     each = [seconds for one in timed for seconds in one.each]
-    return Findings(
+    return Direct(
         requests=requests,
-        engine=sum(one.seconds for one in timed) / requests,
+        engine=sum(one.wall for one in timed) / requests,
         alone=statistics.fmean(each) if each else None,
         hooks=watch.hooks() / requests,
         threads=None if before is None or after is None else (after - before) / requests,
-        ratios=[on.seconds / off.seconds for on, off in compared],
-        extra=[(on.cpu - off.cpu) / len(rig.prompts) for on, off in compared],
     )
-
-
-def _pair(rig: Rig, *, first: bool) -> tuple[Round, Round]:
-    """(with, without); `first`: with comes first."""
-    found: dict[bool, Round] = {}
-    for hooked in (first, not first):
-        with _hooks(rig.tap, present=hooked):
-            found[hooked] = _settled_round(rig)
-    return found[True], found[False]
-
-
-def _settled_round(rig: Rig) -> Round:
-    """A round, and nothing of it left for the next one's time."""
-    cpu, start = time.process_time(), time.perf_counter()
-    outputs = rig.engine.generate(rig.prompts, rig.parameters, use_tqdm=False)
-    seconds = time.perf_counter() - start
-    if not (rig.tap.drain(60) and rig.probe.flush(60)):
-        raise TwinScopeError("twinscope bench probe: the plugin did not deliver within a minute")
-    cpu = time.process_time() - cpu
-    times = [output.metrics for output in outputs]
-    return Round(seconds, cpu, [t.last_token_ts - t.scheduled_ts for t in times if t is not None])
-
-
-def _seams() -> Mapping[str, tuple[Any, str]]:
-    """name of the tap's wrap -> (class, method): what runs for every request."""
-    from vllm.v1.engine import output_processor
-
-    return {
-        "wrap_add": (output_processor.OutputProcessor, "add_request"),
-        "wrap_output": (output_processor.RequestState, "make_request_output"),
-    }
-
-
-@contextmanager
-def _hooks(tap: Tap, *, present: bool) -> Iterator[None]:
-    """With the hooks in place (as they are) or, for the time of the block, without."""
-    if present:
-        yield
-        return
-    for owner, method in _seams().values():
-        unwrap(owner, method)
-    try:
-        yield
-    finally:
-        for name, (owner, method) in _seams().items():
-            wrap(owner, method, getattr(tap, name))
 
 
 @contextmanager
 def _stopwatches(tap: Tap, watch: Stopwatch) -> Iterator[None]:
     """A timer on either side of each hook."""
-    with _hooks(tap, present=False):
-        before = {seam: getattr(*seam) for seam in _seams().values()}
-        for name, (owner, method) in _seams().items():
-            inner = watch.time(before[owner, method], sign=-1.0)
-            setattr(owner, method, watch.time(getattr(tap, name)(inner), sign=1.0))
-        try:
-            yield
-        finally:
-            for (owner, method), original in before.items():
-                setattr(owner, method, original)
+    before = {seam: getattr(*seam) for seam in seams().values()}
+    for name, (owner, method) in seams().items():
+        inner = watch.time(before[owner, method], sign=-1.0)
+        setattr(owner, method, watch.time(getattr(tap, name)(inner), sign=1.0))
+    try:
+        yield
+    finally:
+        for (owner, method), original in before.items():
+            setattr(owner, method, original)
 
 
 def _own_cpu() -> float | None:

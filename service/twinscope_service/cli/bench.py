@@ -22,9 +22,10 @@ def add(commands: Any) -> None:
     probe = kinds.add_parser("probe", help="what a probe costs its host's thread, by size")
     probe.add_argument("--rounds", type=int, default=60)
     probe.add_argument("--model", help="model folder: instead, the vLLM plugin on a running engine")
-    probe.add_argument("--pairs", type=int, default=12, help="with --model: rounds with/without")
-    probe.add_argument("--samples", type=int, default=64, help="with --model: requests of a round")
-    probe.add_argument("--max-tokens", type=int, default=96, help="with --model: longest answer")
+    probe.add_argument("--pairs", type=int, default=60, help="with --model: blocks of rounds")
+    probe.add_argument("--samples", type=int, default=16, help="with --model: requests of a round")
+    probe.add_argument("--max-tokens", type=int, default=48, help="with --model: longest answer")
+    probe.add_argument("--service", help="with --model: deliver to this address, and to none")
     probe.set_defaults(run=_probe)
     detect = kinds.add_parser("detect", help="the detectors beside others' on the same series")
     detect.add_argument("--paths", type=int, default=4, help="series per family")
@@ -57,7 +58,11 @@ def _probe(args: argparse.Namespace) -> int:
     if args.model is None:
         return probe.run(rounds=args.rounds)
     return probe_engine.run(
-        model=args.model, pairs=args.pairs, samples=args.samples, max_tokens=args.max_tokens
+        model=args.model,
+        pairs=args.pairs,
+        samples=args.samples,
+        max_tokens=args.max_tokens,
+        service=args.service,
     )
 
 
