@@ -212,15 +212,32 @@ class Probe:
 
         A reader refuses what it cannot read (hosts/); here that is counted, not raised.
         """
+        given = {**self._read(read), **fields}
+        logprobs = {"rollout_logprobs": given.pop("logprobs", None)}
+        return self._capture("rollout", step, logprobs, given)
+
+    @guarded(neutral=False)
+    def pair_from(self, read: Callable[[], Mapping[str, Any]], *, step: int) -> bool:
+        """`pair(**read(), step=step)`, where reading the trainer's batch is guarded too.
+
+            probe.pair_from(lambda: read_batch(data.batch), step=step)
+
+        A side that the batch lacks stays away: the other is sent alone (hosts/sides.py).
+        """
+        from twinscope.hosts.sides import choose, send
+
+        call = choose(self._read(read))
+        return send(self, call, step=step)
+
+    def _read(self, read: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """`read()`; what it cannot read is in the books."""
         found: Mapping[str, Any] | None = None
         try:
             found = read()
         finally:
             if found is None:
                 self._shipper.buffer.refuse(Count(batches=1), "invalid")
-        given = {**found, **fields}
-        logprobs = {"rollout_logprobs": given.pop("logprobs", None)}
-        return self._capture("rollout", step, logprobs, given)
+        return found
 
     @guarded(neutral=False)
     def train(

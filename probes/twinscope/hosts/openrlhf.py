@@ -9,10 +9,10 @@ asked for log-probs, and for processed ones, only with `is_correction_level` oth
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
-from twinscope.hosts.sides import choose, send
 from twinscope.probe import Probe
 
 __all__ = ["read_experience", "send_experiences"]
@@ -20,8 +20,8 @@ __all__ = ["read_experience", "send_experiences"]
 
 def send_experiences(probe: Probe, experiences: Iterable[Any], *, step: int) -> bool:
     """Every experience of a step, in a call each. Returns whether all were taken."""
-    calls = [choose(read_experience(experience)) for experience in experiences]
-    taken = [send(probe, call, step=step) for call in calls]  # all of them, even after a loss
+    reads = [functools.partial(read_experience, experience) for experience in experiences]
+    taken = [probe.pair_from(read, step=step) for read in reads]  # all of them, even after a loss
     return all(taken)
 
 

@@ -43,6 +43,43 @@ def test_missing_side_is_sent_alone_and_never_as_a_pair() -> None:
     assert choose({"token_ids": [[5]]}) is None
 
 
+@pytest.mark.usefixtures("as_in_a_run")
+def test_a_line_in_a_trainer_does_not_raise_when_its_batch_is_another() -> None:
+    """pair_from: a missing key is counted as invalid and named; the next step is sent."""
+    good = {
+        "infer_logprobs": torch.tensor([[-1.0, -2.0]]),
+        "old_log_probs": torch.tensor([[-1.5, -2.5]]),
+        "response_mask": torch.tensor([[0, 1, 1]]),
+        "input_ids": torch.tensor([[7, 8, 9]]),
+    }
+    other = {name: value for name, value in good.items() if name != "infer_logprobs"}
+    sink = InMemorySink()
+    with Probe(sink=sink) as probe:
+        assert not probe.pair_from(lambda: roll.read_batch(other), step=1)
+        assert probe.pair_from(lambda: roll.read_batch(good), step=2)
+        assert not probe.pair_from(lambda: {"token_ids": [[5]]}, step=3)  # no side at all
+        assert probe.flush(10)
+        stats = probe.stats()
+
+    (batch,) = sink.batches()
+    assert (batch.step, batch.side) == (2, "paired")
+    assert stats.errors == {"pair_from: KeyError": 1}
+    assert "infer_logprobs" in stats.last_error
+    assert stats.dropped["invalid"].batches == 1
+    assert stats.balanced
+
+
+@pytest.mark.usefixtures("as_in_a_run")
+def test_a_batch_without_one_side_is_sent_as_the_other() -> None:
+    """pair_from chooses the call; what it sends is what `choose` says."""
+    sink = InMemorySink()
+    with Probe(sink=sink) as probe:
+        assert probe.pair_from(lambda: {"train_logprobs": [[-1.0]], "token_ids": [[5]]}, step=3)
+        assert probe.flush(10)
+
+    assert [batch.side for batch in sink.batches()] == ["train"]
+
+
 def test_trl_tool_tokens_are_kept_in_place_and_masked() -> None:
     """completion_mask says where tokens are, tool_mask which of them the model wrote."""
     batch = {

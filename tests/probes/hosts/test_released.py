@@ -306,4 +306,17 @@ def test_areal_shifts_its_own_log_probs_as_the_reader_does() -> None:
     text = (unpacked("areal") / "trainer/ppo/actor.py").read_text()
 
     assert 'old_logp = torch.roll(data["logprobs"], shifts=-1, dims=-1)' in text
-    assert 'traj["prox_logp"] = logp' in (unpacked("areal") / "trainer/rl_trainer.py").read_text()
+
+
+def test_areal_has_the_names_that_the_line_in_its_loop_uses() -> None:
+    """docs/hosts/others.md: after p is set, before q may be overwritten, on one rank of a group."""
+    root = unpacked("areal")
+    loop = (root / "trainer/rl_trainer.py").read_text()
+
+    after = loop.index('traj["prox_logp"] = logp')
+    assert after < loop.index("adv_batch = self.actor.compute_advantages(rollout_batch)")
+    assert "for traj, logp in zip(rollout_batch, prox_logps):" in loop
+    assert "for global_step in range(" in loop
+    for engine in ("engine/fsdp_engine.py", "infra/controller/train_controller.py"):
+        assert "def is_data_parallel_head(self) -> bool:" in (root / engine).read_text()
+    assert "def localize(obj" in (root / "infra/rpc/rtensor.py").read_text()
