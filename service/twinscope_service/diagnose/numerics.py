@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log, log10, sqrt
+from math import hypot, log, log10, sqrt
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ BEYOND = 2.3  # strength that a decade of k3 beyond it takes away
 LEAST_DECLARED = 0.4
 ENOUGH_SAMPLES = 16  # a clustered error over fewer is not to be weighed with
 OF_TOKENS = 0.06  # share of Var Δ by token id that only an embedding or head gives
+LEAST_USUAL = -0.12  # the lowest exponent of a baseline that is taken off
+FALLING = -0.03  # below, nothing grows, whatever it did before
 SLOPE = 0.06  # least growth of ln r per unit of ln(1 + t) that a rotary fault shows
 NOT_SEPARABLE = (
     "norm_or_precision_mismatch",
@@ -42,20 +44,23 @@ NOT_SEPARABLE = (
 def rope_mismatch(view: View) -> Claim | None:
     """Disagreement grows with position inside the samples: rotary angles differ."""
     slope, level = position_slope(view), level_strength(view)
-    excess = slope.value - max(_baseline_slope(view), 0.0)  # a falling one is no growth
+    usual = _usual_slope(view)
+    excess, se = slope.value - usual.value, hypot(slope.se, usual.se)
     enough = view.samples >= ENOUGH_SAMPLES
     raised = min(max((level - RAISED_FROM) / (RAISED_TO - RAISED_FROM), 0.0), float(enough))
     z_needed = Z_EVIDENCE + raised * (Z_RAISED - Z_EVIDENCE)
-    strength = min(excess / SLOPE, excess / max(slope.se, 1e-9) / z_needed, 3.0)
+    strength = min(excess / SLOPE, excess / max(se, 1e-9) / z_needed, 3.0)
     if level >= 1.0 and enough:
-        strength = max(strength, _rotary_rather_than_weights(excess, slope.se))
+        strength = max(strength, _rotary_rather_than_weights(excess, se))
+    if slope.value < FALLING:
+        strength = 0.0
     prints = _differences(view, ("rope_theta", "rope_scaling", "rope_parameters"))
     if prints and level > 0.3:
         strength = max(strength, 1.5)
     elif _differences(view, ("quantization", "kv_cache_dtype")):
         strength *= 0.6  # a coarse KV cache grows with position as well, and is declared
-    elif (view.token_share or 0.0) > OF_TOKENS:
-        strength *= 0.6  # angles do not know token ids, embeddings do
+    elif (share := view.token_share or 0.0) > OF_TOKENS:
+        strength *= 0.6 * OF_TOKENS / share  # angles do not know token ids, embeddings do
     if strength < 0.6 or view.correlation < 0.5 or _quiet(view):
         return None
     return Claim(
@@ -64,7 +69,9 @@ def rope_mismatch(view: View) -> Claim | None:
         strength=strength,
         evidence=(
             f"normalised disagreement grows as position to the power {slope.value:.3f} ± "
-            f"{slope.se:.3f} inside the samples (z {slope.z:.1f})" + _stated(prints)
+            f"{slope.se:.3f} inside the samples (z {excess / max(se, 1e-9):.1f}"
+            + (f" above the {usual.value:.3f} of before)" if usual.se > 0.0 else ")")
+            + _stated(prints)
         ),
         estimate={
             "exponent": round(slope.value, 4),
@@ -108,11 +115,17 @@ def position_slope(view: View) -> Estimate:
     return view.ratio(xy, xx)
 
 
-def _baseline_slope(view: View) -> float:
+def _usual_slope(view: View) -> Estimate:
+    """Of the run's healthy baseline; 0 exactly without one.
+
+    What is written moves the exponent: answers that grow surer towards their end pull it down, in
+    healthy steps as in faulty ones. But a policy changes, so a steep fall is not taken over whole.
+    """
     history = view.history
     if history is None or history.baseline is None:
-        return 0.0
-    return position_slope(View(history.baseline, view.context)).value
+        return Estimate(0.0, 0.0)
+    found = position_slope(View(history.baseline, view.context))
+    return Estimate(max(found.value, LEAST_USUAL), found.se)
 
 
 def _quiet(view: View) -> bool:

@@ -53,7 +53,7 @@ def temperature_not_restored(view: View) -> Claim | None:
     fit = fit_temperature(view)
     if fit is None:
         return None
-    exact = temperature_from_logsumexp(view)
+    exact = None if fit.shared else temperature_from_logsumexp(view)
     ratio = fit.ratio if exact is None else exact.ratio
     strength = _temperature_strength(view, fit, exact)
     if strength < 0.7 or abs(log(ratio)) < 0.015:
@@ -70,7 +70,7 @@ def temperature_not_restored(view: View) -> Claim | None:
             "engine_over_trainer": round(ratio, 4),
             "standard_error": None if exact is not None else round(fit.se, 4),
             "sampled_by": fit.honest,
-            "from": "logsumexp_T" if exact is not None else _from_pairs(view),
+            "from": "logsumexp_T" if exact is not None else _from_pairs(view, fit),
         },
         k3_after=left,
         k3_from=source,
@@ -80,10 +80,15 @@ def temperature_not_restored(view: View) -> Claim | None:
 
 def _k3_at_temperature(
     view: View, fit: TemperatureFit, exact: ExactTemperature | None, sampled: float
-) -> tuple[float, K3From]:
-    """What would be left, best source first; `sampled`: temperature of the sampling law."""
+) -> tuple[float | None, K3From]:
+    """What would be left, best source first; `sampled`: temperature of the sampling law.
+
+    None where mass is lost too: what that alone leaves is not known.
+    """
     if exact is not None:
         return exact.k3, "step"
+    if view.rho_excess.z < -Z_EVIDENCE:
+        return None, "step"
     own = view.history is not None and view.history.baseline is not None
     shared = None if own else k3_in_shared_contexts(view, fit)
     if shared is not None:
@@ -91,8 +96,10 @@ def _k3_at_temperature(
     return expected_floor(view, temperature=sampled), "level"
 
 
-def _from_pairs(view: View) -> str:
-    """What the estimate rests on; lost mass is not a constant of the context and biases it."""
+def _from_pairs(view: View, fit: TemperatureFit) -> str:
+    """What the estimate rests on; lost mass differs between contexts and biases it."""
+    if fit.shared:
+        return "first tokens of answers to one prompt"
     return "pairs, roughly: mass is lost too" if view.rho_excess.z < -Z_EVIDENCE else "pairs"
 
 
@@ -111,10 +118,16 @@ def _temperature_words(fit: TemperatureFit, ratio: float, exact: bool) -> str:
     """Which side is wrong first: it is what the reader has to change."""
     wrong, right = ("trainer", "engine") if fit.honest == "rollout" else ("engine", "trainer")
     source = "log-sum-exp at other temperatures" if exact else "pairs alone"
+    reason = (
+        f"q - p goes with p as under a temperature (correlation {fit.fit:.2f}; other faults stay "
+        f"below 0.6)"
+    )
+    if fit.shared:
+        source = "first tokens of answers to one prompt"
+        reason = "there a mass that is lost as well is the same for all answers"
     return (
         f"the {wrong}'s log-probs are at the wrong temperature: the engine's are at {ratio:.3f} "
-        f"times the trainer's (from {source}), and the tokens follow the {right}'s; q - p goes "
-        f"with p as under a temperature (correlation {fit.fit:.2f}; other faults stay below 0.6)"
+        f"times the trainer's (from {source}), and the tokens follow the {right}'s; {reason}"
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import isfinite, log, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinscope_service.diagnose.view import View
 from twinscope_service.join.gather import train_temperature
@@ -22,6 +21,8 @@ PRIOR_TOKENS = 10.0  # weight of the pooled mean of ρ in a sample's own
 TWO_SIDED = 0.25  # least share of tokens with q < p that a temperature above 1 has
 NODES = 6  # log-sum-exp nodes used around the smallest k3
 LEAST_FREEDOM = 12  # first tokens beyond one per prompt: a third off at most, on lab cases
+LEAST_OFF = 0.05  # of β from 1, there
+SURE_OF_ONE = 0.02  # standard error of β there from which "not off" means no temperature
 SAME_FACTOR = 0.15  # |ln| by which β of the shared contexts may differ from that of all tokens
 WIDEST_STEP = 0.3  # of ln β between nodes: wider, and pairs alone are as good
 
@@ -34,6 +35,7 @@ class TemperatureFit:
     se: float
     fit: float  # |weighted correlation| of q − p and the midpoint
     honest: str  # the side whose number is the sampled density: "rollout" or "train"
+    shared: bool = False  # from contexts that answers share: lost mass does not bias it
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,16 @@ def fit_temperature(view: View) -> TemperatureFit | None:
 def _fit_under_truncation(view: View) -> TemperatureFit | None:
     """A temperature besides lost mass, which alone looks like T > 1 with q >= p throughout.
 
-    So below 1 the sign of the fit tells; above 1 it takes tokens on both sides.
+    Contexts that answers share tell: both are constants there. Without them the sign of the fit
+    tells below 1; above 1 it takes tokens on both sides.
     """
+    shared = fit_shared_contexts(view, "rollout")
+    if shared is not None and shared.beta > 0.0:
+        ratio, off = 1.0 / shared.beta, abs(shared.beta - 1.0)
+        if off > max(Z_EVIDENCE * shared.se, LEAST_OFF):
+            return TemperatureFit(ratio, shared.se * ratio**2, 1.0, "rollout", shared=True)
+        if shared.se < SURE_OF_ONE:
+            return None
     fit = _fit_one(view, "rollout")
     if fit is None or (fit.ratio > 1.0 and view.mean("q_below") < TWO_SIDED):
         return None
@@ -117,8 +127,8 @@ def bound_kept(view: View, fit: TemperatureFit) -> float:
 
     Counted at the nearest tabulated temperature beyond the estimate; only for an honest q.
     """
-    if not view.whole or fit.honest != "rollout":
-        return 1.0
+    if not view.whole or fit.honest != "rollout" or fit.shared:
+        return 1.0  # a mass lost besides lifts q above the bound
     low = fit.ratio < 1.0
     beyond = [
         (abs(t - fit.ratio), count)
@@ -169,30 +179,48 @@ def _smallest(points: list[tuple[float, float]]) -> tuple[float, float]:
     return float(np.exp(centre + reach * grid[best])), float(max(values[best], 0.0))
 
 
+@dataclass(frozen=True)
+class SharedFit:
+    """q = βp + one constant per context, over first tokens of answers to one prompt."""
+
+    beta: float  # of the sampler's log-probs on the other side's
+    se: float
+    noise: float  # nats², variance of the noise on a token's logit
+
+
+def fit_shared_contexts(view: View, honest: str) -> SharedFit | None:
+    """Regression inside contexts, where Λ and a lost mass are constants; None: too few tokens.
+
+    Between different tokens of one context q − βp differs by noise alone.
+    """
+    sampler, other = ("q", "p") if honest == "rollout" else ("p", "q")
+    x, y, contexts = _shared_contexts(view, other, sampler)
+    freedom, square = len(x) - contexts - 1, float((x * x).sum())
+    if freedom < LEAST_FREEDOM or square == 0.0:
+        return None
+    beta = float((x * y).sum()) / square
+    left = y - beta * x
+    noise = float((left * left).sum()) / freedom
+    return SharedFit(beta, sqrt(noise / square), noise)
+
+
 def k3_in_shared_contexts(view: View, fit: TemperatureFit) -> float | None:
     """k3 that would be left at that temperature, from answers to one prompt; None: too few.
 
-    Their first tokens have one context, so Λ is one number there: between different tokens q − βp
-    differs by noise alone. The variance within contexts, σ², is that of the noise on a logit, of
-    which a token of probability π feels the part 1 − π: k3 = σ²/2 · mean (1 − π)².
+    A token of probability π feels the part 1 − π of the noise on its logit, of variance σ²:
+    k3 = σ²/2 · mean (1 − π)².
     """
-    sampler, other = ("q", "p") if fit.honest == "rollout" else ("p", "q")
-    x, y, context = _shared_contexts(view, other, sampler)
-    freedom = len(x) - (int(context.max()) + 1 if len(x) else 0) - 1
-    if freedom < LEAST_FREEDOM:
-        return None
-    square = float((x * x).sum())
-    beta = float((x * y).sum()) / square if square > 0.0 else 0.0
+    shared = fit_shared_contexts(view, fit.honest)
     wanted = 1.0 / fit.ratio if fit.honest == "rollout" else fit.ratio
-    if beta <= 0.0 or abs(log(beta / wanted)) > SAME_FACTOR:
+    if shared is None or shared.beta <= 0.0 or abs(log(shared.beta / wanted)) > SAME_FACTOR:
         return None
-    left = y - beta * x
+    sampler = "q" if fit.honest == "rollout" else "p"
     uncertain = 1.0 - 2.0 * view.mean(f"e{sampler}") + view.mean(f"e{sampler}{sampler}")
-    return float((left * left).sum()) / freedom * uncertain / 2.0
+    return shared.noise * uncertain / 2.0
 
 
-def _shared_contexts(view: View, x: str, y: str) -> tuple[F64, F64, NDArray[np.int64]]:
-    """Log-probs `x` and `y` of first tokens about their prompt's mean, and the prompt's index.
+def _shared_contexts(view: View, x: str, y: str) -> tuple[F64, F64, int]:
+    """Log-probs `x` and `y` of first tokens about their prompt's mean, and the number of prompts.
 
     Each token counts once per prompt: the same one again has the same noise.
     """
@@ -207,4 +235,4 @@ def _shared_contexts(view: View, x: str, y: str) -> tuple[F64, F64, NDArray[np.i
     def inside(values: F64) -> F64:
         return values - (np.bincount(context, values) / count)[context]
 
-    return inside(first[rows]), inside(second[rows]), context
+    return inside(first[rows]), inside(second[rows]), len(count)

@@ -11,6 +11,7 @@ import numpy as np
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
 from twinscope_service.diagnose.context import StepPoint
 from twinscope_service.diagnose.level import level_at, level_strength
+from twinscope_service.diagnose.numerics import OF_TOKENS, SLOPE, position_slope
 from twinscope_service.diagnose.view import Mask, View, compare
 from twinscope_service.measure.records import F64, PROFILE_COLUMNS
 
@@ -22,7 +23,11 @@ SPAN_INFLATION = 4.0  # tokens of a sample are not independent; spans have no sa
 PROFILE = {name: i for i, name in enumerate(PROFILE_COLUMNS)}
 SAME_WEIGHTS = ("stale_weights", "partial_weight_sync", "corrupt_weight_layout")
 NUMERIC_DOUBLES = ("quantized_rollout", "norm_or_precision_mismatch")  # same moments
-SEPARATOR = "log-probs of 1 000 tokens under the previous weights, or a checksum per tensor"
+ROTARY = ("rope_mismatch",)
+SEPARATOR = (
+    "log-probs of 1 000 tokens under the previous weights, a checksum per tensor, or the "
+    "fingerprints of both sides"
+)
 
 
 def stale_weights(view: View) -> Claim | None:
@@ -224,9 +229,15 @@ def _by_level(view: View, cause: str) -> Claim | None:
         estimate={"k3_over_floor": round(k3 / view.floor, 2)},
         k3_after=view.floor,
         k3_from="level",
-        group=SAME_WEIGHTS + NUMERIC_DOUBLES,
+        group=SAME_WEIGHTS + NUMERIC_DOUBLES + (ROTARY if _may_grow(view) else ()),
         separator=SEPARATOR,
     )
+
+
+def _may_grow(view: View) -> bool:
+    """Does the growth with position leave room for a rotary fault?"""
+    slope = position_slope(view)
+    return slope.value + 2.0 * slope.se > SLOPE and (view.token_share or 0.0) < OF_TOKENS
 
 
 def _likeliest(view: View) -> str:
