@@ -22,6 +22,9 @@ PROBLEM_TYPE = "application/problem+json"
 # An unread body up to this size is read and dropped, so that the client gets to the answer; beyond
 # it the connection is closed with the answer.
 DISCARD_BYTES = 64 << 20
+# One header each: Chromium reads the first scheme of a header only, and asks for a password only
+# where it finds Basic.
+CHALLENGES = ('Basic realm="twinscope"', "Bearer")
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +50,13 @@ def problem_of(request: Request, error: ServiceError) -> Problem:
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = 'Bearer, Basic realm="twinscope"'
     if isinstance(error, BodyTimeout) or _leaves_much_unread(request):
         headers["Connection"] = "close"
-    return _problem(error.status, error.title, fields, headers)
+    problem = _problem(error.status, error.title, fields, headers)
+    if isinstance(error, Unauthorized):
+        for challenge in CHALLENGES:
+            problem.headers.append("WWW-Authenticate", challenge)
+    return problem
 
 
 def malformed(error: ValidationError | RequestValidationError) -> Malformed:
