@@ -11,7 +11,7 @@ from twinscope_service.join.join import Join
 from twinscope_service.join.memory import StepMemory
 from twinscope_service.join.records import Load, Plan
 from twinscope_service.measure.records import Summary
-from twinscope_service.runstate import POINTS, RunState, point_of
+from twinscope_service.runstate import POINTS, POOLED, RunState, point_of
 from twinscope_service.store.base import Store
 from twinscope_service.store.summaries import unpack
 
@@ -103,9 +103,16 @@ class Book:
             memory = self._store.blob(run, step, "memory")
             if memory is not None:
                 join.recall(step, StepMemory.decode(memory))
-        for view in self._store.last_steps(run, limit=POINTS):
+        views = self._store.last_steps(run, limit=POINTS)
+        for view in views:
             state.points.append(point_of(view))
             state.last = view
+        least = self._settings.min_tokens
+        large = [i for i, view in enumerate(views) if view.coverage["counted"] >= least]
+        for view in views[large[-1] + 1 if large else 0 :][-POOLED:]:
+            summary = self._summary(run, view.step)
+            if summary is not None:
+                state.keep_small(summary, least=least)
         state.note_onset(reversed(self._store.alerts(run, limit=ALERTS)))
         state.tokens.update(self._store.count_tokens(run))
         state.detector = self._store.detector_state(run)
@@ -113,10 +120,11 @@ class Book:
         return state
 
     def _latest_ok(self, state: RunState) -> Summary | None:
-        """The Summary of the latest healthy step, with its rows while they are kept."""
+        """The Summary of the latest healthy step."""
         healthy = [point.step for point in state.points if point.verdict == "ok"]
-        if not healthy:
-            return None
-        data = self._store.blob(state.run, healthy[-1], "rows")
-        data = data or self._store.blob(state.run, healthy[-1], "summary")
+        return self._summary(state.run, healthy[-1]) if healthy else None
+
+    def _summary(self, run: str, step: int) -> Summary | None:
+        """The Summary of a closed step, with its rows while they are kept."""
+        data = self._store.blob(run, step, "rows") or self._store.blob(run, step, "summary")
         return None if data is None else unpack(data)

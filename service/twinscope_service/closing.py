@@ -12,7 +12,8 @@ from twinscope_service.diagnose.cause import Cause
 from twinscope_service.join.records import Closing
 from twinscope_service.join.tally import StepTally
 from twinscope_service.measure.merge import without_rows
-from twinscope_service.runstate import OpenStep, RunState, events_of
+from twinscope_service.measure.records import Summary
+from twinscope_service.runstate import COUNTED, OpenStep, RunState, events_of
 from twinscope_service.stages import DetectorState, Meter, Stages
 from twinscope_service.stepview import join_counts, step_facts, view_step
 from twinscope_service.store.base import BlobKind, ClosedStep, Store
@@ -58,10 +59,14 @@ def conclude(
     summary, crashed = opened.summary(), opened.crashed.add
     metrics: Metrics = {}
     judgement, findings = Judgement("unknown"), Findings()
+    pooled, more = state.pool(summary, least=stages.bands.min_tokens)
     with meter.survive("judge", crashed=crashed):
         metrics = stages.derive(summary)
         facts = step_facts(opened, leaving.tally, summary)
-        judgement = stages.judge(summary, metrics, facts=facts, bands=stages.bands)
+        of_all = stages.derive(pooled) if more else metrics
+        judgement = _with_pool(
+            stages.judge(pooled, of_all, facts=facts, bands=stages.bands), summary, more
+        )
     view = replace(
         view_step(opened, leaving.tally, summary, metrics=metrics, judgement=judgement),
         state="closed",
@@ -83,10 +88,19 @@ def conclude(
             ),
             events=events_of(store.events(state.run, limit=EVENTS)),
         )
-        causes = stages.diagnose(summary, context=context, history=state.history())
-        if view.coverage["counted"] < stages.bands.min_tokens:
+        causes = stages.diagnose(pooled, context=context, history=state.history())
+        if pooled.coverage[COUNTED] < stages.bands.min_tokens:
             causes = tuple(cause for cause in causes if cause.cause in CERTAIN)
     return _told(view, findings, causes)
+
+
+def _with_pool(judgement: Judgement, summary: Summary, more: int) -> Judgement:
+    """The verdict that took `more` earlier steps, with a word on it."""
+    if not more:
+        return judgement
+    before = "the step before" if more == 1 else f"the {more} steps before"
+    few = f"judged together with {before}: {summary.coverage[COUNTED]} counted tokens are too few"
+    return replace(judgement, reasons=(*judgement.reasons, few))
 
 
 def _told(view: StepView, findings: Findings, causes: Sequence[Cause]) -> tuple[StepView, Findings]:

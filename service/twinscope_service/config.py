@@ -63,7 +63,7 @@ class Settings(BaseSettings):
     resend_memory_s: float = Field(default=86400.0, gt=0, description="The id of a finished batch is remembered this long, seconds; sent again within it, it is a duplicate.")
     run_retention_s: float = Field(default=6 * 3600.0, gt=0, description="A run that is quiet this long, seconds, leaves /metrics and memory; its history stays.")
 
-    min_tokens: int = Field(default=1000, ge=1, description="Counted tokens below which a step's verdict is `unknown`.")
+    min_tokens: int = Field(default=1000, ge=1, description="Counted tokens that a verdict needs. A smaller step is judged together with up to 31 small steps before it; if all of them are too few, it is `unknown`.")
     min_coverage: float = Field(default=0.5, ge=0, le=1, description="Share of the train side's samples that must have been joined; below it a step is never `ok`.")
     max_unusable: float = Field(default=0.05, ge=0, le=1, description="Share of unmasked tokens that may be non-finite, sentinels or positive; above it a step is never `ok`.")
     model_class: Literal["auto", "aligned", "dense", "dense_fp16", "moe", "moe_replay", "fp8", "hybrid"] = Field(default="auto", description="Class of the level bands; `auto` reads it from the fingerprints, `dense` if they say nothing.")

@@ -125,7 +125,7 @@ class Pipeline(Upkeep):
             )
             closed = closed_step(view, findings, opened, leaving, meter=self._meter)
             del state.steps[step]
-            state.remember(closed, opened.summary())
+            state.remember(closed, opened.summary(), least=self._stages.bands.min_tokens)
             self._tallies.evicted["step_closed"] += sum(leaving.evicted.values())
             self._unsaved.append(closed)  # its alerts are written with it, and sent from there
             self._save_closed()

@@ -28,6 +28,8 @@ from twinscope_service.views import AlertView, StepView
 MERGE_AT = 32  # block summaries kept apart before they are merged: rows are copied log times
 SURE = 0.9  # confidence in noise from which a step may be the baseline
 POINTS = 256  # closed steps that trends look back on
+POOLED = 32  # small steps that may be judged together
+COUNTED = COVERAGE.index("counted")
 
 
 @dataclass
@@ -79,6 +81,7 @@ class RunState:
         self.steps: dict[int, OpenStep] = {}
         self.points: deque[StepPoint] = deque(maxlen=POINTS)
         self.baseline: Summary | None = None  # of the latest step that was healthy for sure
+        self.small: deque[Summary] = deque(maxlen=POOLED - 1)  # latest steps, too small alone
         self.last: StepView | None = None
         self.tokens: Counter[str] = Counter()  # measure.records.COVERAGE, closed steps
         self.detector: Mapping[str, Any] | None = None  # what the detectors carry on
@@ -112,14 +115,39 @@ class RunState:
             by_step.setdefault(pair.step, []).append(pair)
         return by_step
 
-    def remember(self, closed: ClosedStep, summary: Summary) -> None:
-        """A step is closed: part of the run's past from now on."""
+    def pool(self, summary: Summary, *, least: int) -> tuple[Summary, int]:
+        """A step with the small steps before it that it takes to have `least` counted tokens.
+
+        And how many those are. A step that is large enough, is empty, or stays too small with all
+        of them is returned alone.
+        """
+        parts, tokens = [summary], int(summary.coverage[COUNTED])
+        for earlier in reversed(self.small) if tokens else ():
+            if tokens >= least:
+                break
+            parts.append(earlier)
+            tokens += int(earlier.coverage[COUNTED])
+        if tokens < least:
+            return summary, 0
+        return merge_all(parts), len(parts) - 1
+
+    def remember(self, closed: ClosedStep, summary: Summary, *, least: int) -> None:
+        """A step is closed: part of the run's past from now on. `least`: see `pool`."""
         view, self.detector = closed.view, closed.detector_state
         self.points.append(point_of(view, summary))
         self.last = view
         self.tokens.update(view.coverage)
         if _surely_healthy(view, first=self.baseline is None):
-            self.baseline = summary
+            self.baseline, _ = self.pool(summary, least=least)
+        self.keep_small(summary, least=least)
+
+    def keep_small(self, summary: Summary, *, least: int) -> None:
+        """The latest closed step, in case the next ones need its tokens to be judged."""
+        tokens = int(summary.coverage[COUNTED])
+        if tokens >= least:
+            self.small.clear()
+        elif tokens:
+            self.small.append(summary)
 
     def history(self) -> History:
         """The run before the step that is closing, and since when something is wrong with it."""

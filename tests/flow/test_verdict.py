@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from batches import body_of, make_samples
 from pipelines import Bench
 
+from twinscope.wire.codec import encode_batch
+from twinscope_service import replay
 from twinscope_service.closing import ACCUSES, CERTAIN
 from twinscope_service.config import load_settings
 from twinscope_service.offline import analyze
 from twinscope_service.views import StepView
 
+HEALTHY, FAULTY = "healthy_bf16", "temperature_0.7_unrestored"
 TRACES = Path(__file__).resolve().parents[1] / "vectors/traces"
 
 
@@ -61,3 +65,41 @@ def test_a_handful_of_tokens_accuses_nobody(tmp_path: Path) -> None:
 
     assert step.verdict == "unknown"
     assert {cause["cause"] for cause in step.diagnosis} <= CERTAIN
+
+
+def _close(bench: Bench, name: str, *, step: int, samples: int) -> StepView:
+    """Send some samples of a recording as one step, and close it. 2 samples: some 200 tokens."""
+    (batch,) = replay.steps([replay.recording(name)], run="r", samples_per_step=samples, seed=step)
+    bench.send(b"".join(bytes(piece) for piece in encode_batch(replace(batch, step=step))))
+    return bench.pipeline.close_step("r", step)
+
+
+def test_small_steps_are_judged_together(tmp_path: Path) -> None:
+    """Before and after a restart, and when a fault comes; the numbers stay each step's own."""
+    bench, views = Bench(tmp_path, min_tokens=1000), []
+    for step in range(20):
+        if step in (7, 12):
+            bench.restart()
+        views.append(_close(bench, HEALTHY if step < 10 else FAULTY, step=step, samples=2))
+    bench.pipeline.close()
+
+    tokens = [view.coverage["counted"] for view in views]
+    first = next(i for i in range(20) if sum(tokens[: i + 1]) >= 1000)
+    assert 2 < first < 9
+    assert [view.verdict for view in views[:10]] == ["unknown"] * first + ["ok"] * (10 - first)
+    assert "judged together with the" in views[9].reasons[-1]
+    assert [view.verdict for view in views[11:]] == ["inconsistent"] * 9
+    assert views[-1].diagnosis[0]["cause"] == "temperature_not_restored"
+    assert views[-1].metrics["k3_mean"] != views[-2].metrics["k3_mean"]
+
+
+def test_a_large_step_is_judged_alone_and_ends_the_small_ones_before_it(tmp_path: Path) -> None:
+    """What was wrong before does not colour it, nor the small step that comes after it."""
+    bench = Bench(tmp_path, min_tokens=1000)
+    small = [_close(bench, FAULTY, step=step, samples=2) for step in range(4)]
+    large = _close(bench, HEALTHY, step=4, samples=24)
+    after = _close(bench, HEALTHY, step=5, samples=2)
+    bench.pipeline.close()
+
+    assert max(view.coverage["counted"] for view in small) < 400
+    assert (large.verdict, after.verdict) == ("ok", "unknown")
