@@ -67,6 +67,24 @@ def test_a_frozen_engine_that_is_restarted_is_judged_by_its_last_tooth(healthy: 
     assert "over the last 9 steps" in first.evidence
 
 
+def test_one_jump_is_no_growth(healthy: Case) -> None:
+    """k3 steps up at step 12 and stays: no engine that has stood still since."""
+    history = growing(dict.fromkeys(range(20), 0), lambda step: 1e-3 if step < 12 else 0.05)
+    first = diagnosed_with(disturbed(healthy.batch, 0.5), history)[0]
+
+    assert "grew" not in first.evidence
+
+
+def test_growth_that_begins_late_is_dated(healthy: Case) -> None:
+    """Flat up to step 11, then a factor per step."""
+    history = growing(dict.fromkeys(range(20), 0), lambda step: 1e-3 * 1.5 ** max(step - 11, 0))
+    first = diagnosed_with(disturbed(healthy.batch, 0.5), history)[0]
+
+    assert first.cause == "stale_weights"
+    assert "over the last 8 steps" in first.evidence
+    assert first.k3_after_is == "the lowest of this run's steps"
+
+
 def test_growth_under_advancing_versions_and_a_coarse_engine_may_be_rounding(
     healthy: Case,
 ) -> None:
@@ -194,12 +212,70 @@ def test_what_changed_at_the_onset_is_in_the_answer(healthy: Case) -> None:
     assert "config_change" not in first.evidence
 
 
-def _fading(batch: Batch, power: float) -> Batch:
+@pytest.mark.parametrize("key", ["rope_theta", "rope_scaling"])
+def test_rotary_parameters_that_differ_are_named_whatever_the_shape(
+    key: str, healthy: Case
+) -> None:
+    """Noise without growth, which alone would be wrong weights."""
+    batch = disturbed(healthy.batch, 0.5)
+    prints = {"rollout": {key: "10000.0"}, "train": {key: "1000000.0"}}
+    first = diagnosed_with(replace(batch, **prints))[0]
+
+    assert diagnosed_with(batch)[0].family == "weights"
+    assert first.cause == "rope_mismatch"
+    assert first.confidence > 0.9
+    assert f"{key} is 10000.0 in the engine and 1000000.0 in the trainer" in first.evidence
+
+
+def test_growth_is_measured_against_what_the_run_showed_before(healthy: Case) -> None:
+    """Flat under the fault where healthy steps fell: the answers hide a rotary fault's growth."""
+    unknown = {k: v for k, v in healthy.batch.tensors.items() if not k.startswith("prompt")}
+    batch = replace(healthy.batch, tensors=unknown)
+    baseline, _ = summarise(_fading(batch, 0.12), ENGINE)
+    summary, context = summarise(_fading(batch, 0.02, nats=0.8), ENGINE)
+    alone = diagnose(summary, context=context)[0]
+    first = diagnose(summary, context=context, history=History(baseline=baseline))[0]
+
+    assert alone.family == "weights"
+    assert "rope_mismatch" in alone.group
+    assert first.cause == "rope_mismatch"
+    assert "of before" in first.evidence
+
+
+@pytest.mark.parametrize(
+    ("events", "named"),
+    [(("weight_sync",), True), (("weight_sync", "cache_flush"), False), ((), False)],
+)
+def test_prompts_that_all_come_from_the_cache_after_a_sync_are_stale(
+    events: tuple[str, ...], named: bool, healthy: Case
+) -> None:
+    """No sample to compare with: the events say that the cache is older than the weights."""
+    lengths = np.diff(healthy.batch.tensors["prompt_offsets"])
+    cached = ((lengths - 1) // 16 * 16).astype(np.int32)
+    batch = disturbed(healthy.batch, 0.5, cached_tokens=cached)
+    happened = tuple(Event(7, kind) for kind in events)
+    first = diagnosed_with(batch, step=7, events=happened)[0]
+
+    assert (first.cause == "stale_prefix_cache") is named
+    assert first.family == "weights"
+
+
+def test_prompts_of_which_only_the_start_is_cached_are_no_sign(healthy: Case) -> None:
+    """A system prompt that all share is cached soon after any flush."""
+    batch = disturbed(
+        healthy.batch, 0.5, cached_tokens=np.full(healthy.batch.samples, 16, np.int32)
+    )
+    found = diagnosed_with(batch, step=7, events=(Event(7, "weight_sync"),))
+
+    assert "stale_prefix_cache" not in {c.cause for c in found}
+
+
+def _fading(batch: Batch, power: float, *, nats: float = 0.5) -> Batch:
     """Disagreement that falls with the position as (1 + t)^-power."""
     q = batch.tensors["rollout_logprobs"].astype(float)
     t = np.concatenate([np.arange(n) for n in np.diff(batch.offsets)])
     noise = np.random.default_rng(3).standard_normal(len(q)) * -np.expm1(q)
-    p = q + 0.5 * noise * (1.0 + t) ** -power
+    p = q + nats * noise * (1.0 + t) ** -power
     tensors = {**batch.tensors, "train_logprobs": np.minimum(p, 0.0).astype(np.float32)}
     return replace(batch, tensors=tensors, rollout=None, train=None)
 

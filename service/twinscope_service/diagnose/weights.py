@@ -18,6 +18,8 @@ from twinscope_service.measure.records import F64, PROFILE_COLUMNS
 Z_EVIDENCE = 5.0
 CORRUPT_K3 = 0.25  # beyond it a wrong layout is likelier than old weights
 ADVANCED = 0.5  # of the strength of a frozen engine whose version goes on
+CACHE_BLOCK = 16  # tokens; engines cache prompts in blocks and compute the last token always
+ALL_CACHED = 0.95  # share of samples whose whole prompt was cached
 RAISED = 0.4  # least level of the loud part: a contrast below the floor is no fault
 SPAN_INFLATION = 4.0  # tokens of a sample are not independent; spans have no sample rows
 PROFILE = {name: i for i, name in enumerate(PROFILE_COLUMNS)}
@@ -114,7 +116,8 @@ def _growth(view: View) -> Growth | None:
     grown = float(slope * rise[-1])
     if slope < Z_EVIDENCE * se or grown < 1.0 or left_by_jump < left:
         return None
-    versions = {p.rollout_version for p in points if p.rollout_version is not None}
+    grew = points[start + 1 :]  # what the versions did before says nothing of it
+    versions = {p.rollout_version for p in grew if p.rollout_version is not None}
     return Growth(
         z=slope / max(se, 1e-12),
         per_step=slope,
@@ -122,7 +125,7 @@ def _growth(view: View) -> Growth | None:
         steps=int(rise[-1]),
         least_k3=float(np.exp(y.min())),
         stuck=len(versions) == 1,
-        advanced=len(versions) > len(points) / 2,
+        advanced=len(versions) > len(grew) / 2,
     )
 
 
@@ -283,7 +286,7 @@ def stale_prefix_cache(view: View) -> Claim | None:
     known = known & (view.column("n") > 0)
     hit, miss = known & (cached > 0), known & (cached == 0)
     if hit.sum() < 3 or miss.sum() < 3:
-        return None
+        return _cached_across_a_sync(view, cached, known)
     gap, z = compare(view.noise_level, hit, miss)
     k3_miss = view.k3_of(miss)
     if z < 3.0 or gap < 0.2 or level_at(view, view.k3_of(hit)) < RAISED:
@@ -303,6 +306,44 @@ def stale_prefix_cache(view: View) -> Claim | None:
         explains=1.0 if k3_miss is None else explained(view, k3_miss),
         touched=None if hit.sum() > 0.9 * view.samples else hit,
     )
+
+
+def _cached_across_a_sync(view: View, cached: F64, known: Mask) -> Claim | None:
+    """All prompts came whole from the cache although the weights had just changed.
+
+    The first answer to each prompt has to compute it anew after a flush; a system prompt that all
+    share is cached soon, but not the rest.
+    """
+    length, has_length = view.attribute("prompt_length")
+    long = known & has_length & (length > 2 * CACHE_BLOCK)
+    prompts, _ = view.attribute("prompt_hash")
+    different = len(np.unique(prompts[long]))
+    whole = float((cached[long] > length[long] - 1 - CACHE_BLOCK).mean()) if long.any() else 0.0
+    level = level_strength(view)
+    if different < 3 or whole < ALL_CACHED or level < 0.5 or not _synced_without_flush(view):
+        return None
+    return Claim(
+        cause="stale_prefix_cache",
+        kind="declared",
+        strength=min(level, 1.3),
+        evidence=(
+            f"the weights changed at this step and no cache was flushed, yet {whole:.0%} of the "
+            f"samples over {different} prompts found their whole prompt in the cache"
+        ),
+        estimate={"samples": int(long.sum()), "cached": round(whole, 4)},
+        k3_after=view.floor,
+        k3_from="level",
+        group=("stale_prefix_cache", *SAME_WEIGHTS),
+        separator="one step with the prefix cache reset after the sync",
+    )
+
+
+def _synced_without_flush(view: View) -> bool:
+    """Do the events of this step, or the one before, name a weight sync and no flush?"""
+    now = view.context.step
+    recent = {e.kind for e in view.context.events
+              if now is not None and e.step is not None and now - 1 <= e.step <= now}  # fmt: skip
+    return "weight_sync" in recent and "cache_flush" not in recent
 
 
 def _all_behind(view: View) -> bool:
