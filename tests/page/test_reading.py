@@ -238,3 +238,19 @@ def test_health_names_units(visit: Visit) -> None:
 
     assert times.locator("thead").inner_text().split() == ["work", "seconds"]
     assert "warm up: compile the measurement at start" in times.inner_text()
+
+
+def test_a_phone_shows_a_run_as_a_card(browser: Browser, service: ServiceProcess) -> None:
+    """Every cell is in sight beside its title, none by sideways scrolling."""
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    visit = Visit(context.new_page(), service.url)
+    page = visit.open("#/")
+    row = page.locator("[aria-label=Runs] tbody tr", has_text="demo")
+    shown = row.locator("th, td").evaluate_all(
+        """cells => cells.filter(cell => cell.offsetWidth)
+            .map(cell => [cell.dataset.title, cell.getBoundingClientRect().right])"""
+    )
+
+    assert {title for title, _ in shown} >= {"run", "verdict", "since", "likely cause", "last data"}
+    assert all(right <= 390 for _, right in shown)
+    context.close()

@@ -38,8 +38,8 @@ export function alertList(run, alerts, at) {
   const over = alerts.filter((alert) => !open.includes(alert));
   const lone = over.filter((alert) => alert.kind === "spike").length;
   const title = [lone ? `${count(lone, "spike")}, each of one step` : null, over.length > lone ? `${over.length - lone} over` : null].filter(Boolean).join("; ");
-  return section("Alerts", open.length ? table("Alerts", columns, open) : h("p", { class: "quiet" }, "Nothing fires."),
-    over.length ? fold(title, table("Alerts that are over", columns, over.slice(0, 200))) : null,
+  return section("Alerts", open.length ? table("Alerts", columns, open, { cards: true }) : h("p", { class: "quiet" }, "Nothing fires."),
+    over.length ? fold(title, table("Alerts that are over", columns, over.slice(0, 200), { cards: true })) : null,
     silences(run, open));
 }
 

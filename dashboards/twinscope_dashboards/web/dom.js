@@ -21,14 +21,17 @@ export function isLocal(address) {
   return /^(#|[a-z0-9_][a-z0-9_./-]*($|[?#]))/i.test(address) && !/^[a-z][a-z0-9+.-]*:/i.test(address);
 }
 
-/** A table. `columns`: {title, numeric, get(row)}; a row's cells may be nodes or text. */
-export function table(label, columns, rows) {
+/**
+ * A table. `columns`: {title, numeric, get(row)}; a row's cells may be nodes or text. `cards`: on a
+ * phone a row stands as a card, each cell beside its title.
+ */
+export function table(label, columns, rows, { cards = false } = {}) {
   const head = h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.numeric && "number" }, column.title)));
   const body = rows.map((row) => h("tr", {}, columns.map((column, index) => {
     const cell = column.get(row);
-    return h(index === 0 ? "th" : "td", { class: column.numeric && "number", scope: index === 0 && "row" }, cell ?? "—");
+    return h(index === 0 ? "th" : "td", { class: [column.numeric && "number", (cell ?? "—") === "—" && "empty"].filter(Boolean).join(" ") || null, scope: index === 0 && "row", "data-title": cards && column.title }, cell ?? "—");
   })));
-  return scroll(label, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+  return scroll(label, h("table", { class: cards && "cards" }, h("thead", {}, head), h("tbody", {}, body)));
 }
 
 /** A box that scrolls sideways on narrow screens, reachable by keyboard. */

@@ -51,7 +51,7 @@ function list(runs) {
     { title: "last 120 steps", get: spark },
     { title: "last step", numeric: true, get: (run) => (run.last_step === null ? "—" : h("a", { href: link.step(run.run, run.last_step) }, String(run.last_step))) },
     { title: "last data", get: (run) => h("span", { class: `pulse ${run.pulse}` }, time(run.last_seen), run.pulse === "live" ? "" : `: ${run.pulse}`) },
-  ], runs);
+  ], runs, { cards: true });
 }
 
 function since(run) {

@@ -28,7 +28,7 @@ export function distribution(statistics, step, { label = "this", others = [] } =
 function marks(step) {
   return [["abs_mean", "mean"], ["abs_p99", "p99"]].filter(([name]) => step?.metrics?.[name] > 0).map(([name, label]) => ({
     type: "line", xref: "x", yref: "paper", x0: step.metrics[name], x1: step.metrics[name], y0: 0, y1: 1, line: { color: color("muted"), width: 1, dash: "dot" },
-    label: { text: label, textposition: "end", textangle: 0, yanchor: "top", xanchor: "left", font: { size: 11, color: color("muted") } },
+    label: { text: label, textposition: "end", textangle: 0, yanchor: "top", xanchor: name === "abs_mean" ? "right" : "left", font: { size: 11, color: color("muted") } },
   }));
 }
 
