@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,3 +136,30 @@ def test_never_loaded_and_no_data_look_different(start: Callable[..., Any]) -> N
     assert "trl 9.9" in _texts(greeted, "bad")
     assert "no step yet" in _texts(greeted, "bad")
     assert "127.0.0.1:9" in _texts(away, "bad")
+
+
+BARE = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from twinscope_service.cli import main
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--help"], 0, "doctor"),
+        (["doctor"], 1, "the service is not installed here"),
+        (["doctor", "--url", "http://127.0.0.1:9", "--run", "x"], 1, "refused"),
+        (["analyze", "x"], 2, "pip install 'twinscope[service]'"),
+    ],
+)
+def test_a_trainer_with_nothing_but_the_probes_has_its_doctor(
+    arguments: list[str], status: int, said: str
+) -> None:
+    """Without site-packages, as after `pip install .`; what needs more says how to get it."""
+    command = [sys.executable, "-I", "-S", "-c", BARE, str(ROOT / "probes"), str(ROOT / "service")]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env={})
+    assert done.returncode == status, done.stderr
+    assert said in done.stdout + done.stderr

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from twinscope.errors import TwinScopeError
 
 
+INSTALL = "pip install 'twinscope[service]', in a clone: pip install '.[service]'"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run one command, turn a TwinScopeError into one readable line on stderr."""
     try:
@@ -20,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0].startswith("twinscope"):
             raise
-        print(f"twinscope: needs {error.name}: pip install 'twinscope[service]'", file=sys.stderr)
+        print(f"twinscope: needs {error.name}: {INSTALL}", file=sys.stderr)
         return 2
     except TwinScopeError as error:
         print(f"twinscope: {error}", file=sys.stderr)

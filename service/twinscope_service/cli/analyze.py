@@ -7,10 +7,11 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from twinscope_service.config import EngineName, Settings, load_settings
-from twinscope_service.offline import Report, analyze, histories
+if TYPE_CHECKING:  # what they import is not installed beside a trainer, where `doctor` must run
+    from twinscope_service.config import Settings
+    from twinscope_service.offline import Report
 
 SHOWN = (
     "k3_mean", "k1_mean", "abs_mean", "abs_p99", "abs_max", "rho_mean", "ess_ratio",
@@ -30,13 +31,16 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one object for one step, else a list of objects"
     )
-    parser.add_argument("--engine", choices=get_args(EngineName), help="measure engine")
+    parser.add_argument("--engine", help="cpu, torch, cuda, reference, fpga or fpga-emulator")
     parser.add_argument("--config", type=Path, help="settings as a TOML file")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Analyze, print, and turn the worst verdict into the exit status."""
+    from twinscope_service.config import load_settings
+    from twinscope_service.offline import histories
+
     overrides = {} if args.engine is None else {"engine": args.engine}
     settings = load_settings(config=args.config, **overrides)
     groups = histories(args.paths)
@@ -51,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
 def _with_progress(groups: Sequence[list[Path]], settings: Settings) -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import Progress
+
+    from twinscope_service.offline import analyze
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -103,18 +104,30 @@ def probe_findings(environment: Mapping[str, str]) -> list[Finding]:
 def known_variables() -> set[str]:
     """Every environment variable that some part of TwinScope reads."""
     from twinscope.settings import SETTINGS
-    from twinscope_service.config import ENV_PREFIX, Settings
 
     switches = {known.switch for known in KNOWN if known.switch}
-    service = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
     probe = {setting.variable for setting in SETTINGS}
-    return switches | service | probe | {*HOST_VARIABLES, *TOOL_VARIABLES}
+    return switches | probe | service_variables() | {*HOST_VARIABLES, *TOOL_VARIABLES}
+
+
+def service_variables() -> set[str]:
+    """Those of the service; none where it is not installed, as beside a trainer."""
+    if importlib.util.find_spec("pydantic_settings") is None:
+        return set()
+    from twinscope_service.config import ENV_PREFIX, Settings
+
+    return {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
 
 
 def variable_findings(environment: Mapping[str, str]) -> list[Finding]:
     """Variables that nobody reads: a misspelt one looks like a setting that has no effect."""
-    known = known_variables()
-    found: list[Finding] = []
+    known, found = known_variables(), list[Finding]()
+    if not service_variables():
+        return [
+            Finding(
+                "probe", "note", "the service is not installed here: its variables are not checked"
+            )
+        ]
     for name in sorted(environment):
         if not name.upper().startswith("TWINSCOPE") or name in known:
             continue
@@ -188,36 +201,49 @@ def service_findings(url: str | None, token: str | None, run_name: str | None) -
     """Whether the service answers, and what it has heard of the run."""
     if url is None:
         return [Finding("service", "note", "no address: set TWINSCOPE_URL or pass --url")]
-    import httpx
-
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
-            status = client.get("/readyz").status_code
-            mark: Mark = "good" if status == 200 else "bad"
-            found = [Finding("service", mark, f"{url} answers {status} on /readyz")]
-            return found + (_run_findings(client, run_name) if run_name else [])
-    except httpx.HTTPError as error:
+        status, _ = _ask(url, "/readyz", token)
+    except (OSError, ValueError) as error:
         return [Finding("service", "bad", f"{url}: {error or type(error).__name__}")]
+    found = [
+        Finding("service", "good" if status == 200 else "bad", f"{url} answers {status} on /readyz")
+    ]
+    return found + (_run_findings(url, token, run_name) if run_name else [])
 
 
-def _run_findings(client: Any, name: str) -> list[Finding]:
+def _ask(url: str, path: str, token: str | None) -> tuple[int, Any]:
+    """Status and JSON (of 200) of one GET; the standard library, as beside a trainer."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    request = Request(url.rstrip("/") + path)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer) if path.startswith("/v1/") else None
+    except HTTPError as error:
+        return error.code, None
+
+
+def _run_findings(url: str, token: str | None, name: str) -> list[Finding]:
     """'The hook was never loaded' and 'it is loaded and sees nothing' are different faults."""
     from urllib.parse import quote
 
-    answer = client.get(f"/v1/runs/{quote(name, safe='')}/events", params={"limit": EVENTS})
-    if answer.status_code != 200:
+    path = f"/v1/runs/{quote(name, safe='')}"
+    status, answer = _ask(url, f"{path}/events?limit={EVENTS}", token)
+    if status != 200:
         text = f"{name!r}: nothing has arrived, not even a probe's greeting: no probe was made, or "
         return [Finding("run", "bad", text + "it has another run name, address or token")]
-    events = [(event["kind"], event.get("fields", {})) for event in answer.json()]
+    events = [(event["kind"], event.get("fields", {})) for event in answer]
     kinds = [kind for kind, _ in events]
     found = [Finding("run", "good", f"{name!r}: {kinds.count('probe_attached')} probes greeted")]
     for kind, fields in events:
         if kind in READ:
             mark, text = READ[kind]
             found.append(Finding("run", mark, text.format_map(_Fields(fields))))
-    steps = client.get(f"/v1/runs/{quote(name, safe='')}/steps", params={"limit": 1}).json()
-    if not steps.get("steps"):
+    _, steps = _ask(url, f"{path}/steps?limit=1", token)
+    if not (steps or {}).get("steps"):
         found.append(Finding("run", "bad", "no step yet: one side, or both, have sent nothing"))
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     from twinscope_service.app import serve
+    from twinscope_service.cli.doctor import variable_findings
     from twinscope_service.config import load_settings
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     given = {"host": args.host, "port": args.port, "data_dir": args.data_dir}
+    for finding in variable_findings(os.environ):
+        logging.getLogger(__name__).warning(finding.text)
     overrides = {name: value for name, value in given.items() if value is not None}
     serve(load_settings(config=args.config, **overrides))
     return 0
