@@ -135,11 +135,11 @@ class AxiLite(Elaboratable):
             following[name] = (total[32:] + carry)[:32]  # the high word that goes with total[:32]
             m.d.sync += [total[:32].eq(low[:32]), carry.eq(low[32]),
                          total[32:].eq(following[name])]  # fmt: skip
-        for total in (chunks, tokens, cycles, stall_in, stall_out, *slow.values()):
-            clear = Signal(name=f"clear_{total.name}", attrs={"keep": 1}, reset_less=True)
-            m.d.sync += clear.eq(self.resetting)
-            with m.If(clear):
-                m.d.sync += total.eq(0)
+        clearing = Signal(attrs={"keep": 1}, reset_less=True)
+        m.d.sync += clearing.eq(self.resetting)
+        with m.If(clearing):
+            m.d.sync += [s.eq(0) for s in (chunks, tokens, cycles, stall_in, stall_out)]
+            m.d.sync += [counter.eq(0) for counter in slow.values()]
         shadow = Signal(32, reset_less=True)
         with m.If(self.choosing & (self.address == OFFSET["tokens"])):
             m.d.sync += shadow.eq(following["tokens"])
