@@ -176,7 +176,7 @@ def _check_names(side: str, given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            fix = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+            fix = f"use {near[0]}" if near else f"known: {', '.join(sorted(known))}"
             raise WireError(name, "an unknown argument", fix)
 
 

@@ -405,8 +405,9 @@ class Probe:
     def close(self, timeout: float | None = None) -> None:
         """Take no more, wait at most `timeout` s (default: exit_timeout_s) for what is pending.
 
-        What is left then goes to the spool, if there is one, or is counted as lost. Closing twice
-        is harmless; calls after it return False.
+        What is left then goes to the spool, if there is one, or is counted as lost; what lies in
+        the spool stays there for the next process (`flush` before it waits for that, too). Closing
+        twice is harmless; calls after it return False.
         """
         self._unwatch_exit()
         self._shipper.close(self._settings.exit_timeout_s if timeout is None else timeout)

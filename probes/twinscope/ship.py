@@ -182,7 +182,9 @@ class Shipper:
                 f"{count.batches} batches, {count.tokens} tokens, {count.messages} messages: {name}"
                 for name, count in lost.items()
             ]
-            logger.warning("twinscope: lost in this process: %s", "; ".join(said))
+            more = ". close(timeout=60) waits longer, a spool_dir keeps what is left"
+            hint = more if "shutdown" in lost else ""
+            logger.warning("twinscope: lost in this process: %s%s", "; ".join(said), hint)
 
     def _abort(self) -> None:
         """A send that is still waiting may stop waiting; it then counts as not sent."""

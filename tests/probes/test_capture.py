@@ -220,7 +220,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "boolean step": ("train", {"step": True, **ONE}, "step: got True"),
     "step too large": ("train", {"step": 1 << 53, **ONE}, "step: got 9007199254740992"),
     "fractional step": ("train", {"step": 1.5, **ONE}, "step: got 1.5"),
-    "misspelt": ("rollout", {**ONE, "tokenids": [[1]]}, "did you mean token_ids?"),
+    "misspelt": ("rollout", {**ONE, "tokenids": [[1]]}, "use token_ids"),
     "other side's": ("rollout", {**ONE, "entropy": [[1.0]]}, "entropy: got 'an unknown"),
     "lengths": ("rollout", {**ONE, "token_ids": [[1, 2]]}, "sample 0 has 1 tokens"),
     "float ids": ("rollout", {**ONE, "token_ids": [np.zeros(1)]}, "pass integers"),

@@ -287,6 +287,7 @@ def test_exit_waits_for_a_hanging_service_only_so_long(ending: str) -> None:
 
     assert done.returncode == {"pass": 0, "1 / 0": 1}.get(ending, 3)
     assert "lost in this process: 1 batches, 1 tokens, 2 messages: shutdown" in done.stderr
+    assert "close(timeout=60)" in done.stderr
 
 
 @pytest.mark.parametrize(
