@@ -67,6 +67,8 @@ def test_a_view_has_no_serious_accessibility_finding(
     visit = Visit(context.new_page(), service.url)
     visit.open(address)
     visit.see_all()
+    visit.page.evaluate("() => document.querySelectorAll('details').forEach(d => d.open = true)")
+    visit.page.wait_for_function("() => !document.querySelector('main .state[role=status]')")
 
     found = axe.Axe().run(visit.page).response["violations"]
 

@@ -2,7 +2,7 @@
 
 import { api, link } from "./api.js";
 import { causes } from "./causes.js";
-import { h, section, table } from "./dom.js";
+import { fill, h, loading, section, table } from "./dom.js";
 import { axis, color, figure, logarithmic, plain, thin } from "./plots.js";
 import { distribution, profiles } from "./shapes.js";
 import { KEY_METRICS, asShare, number, times, verdict } from "./words.js";
@@ -11,11 +11,14 @@ import { KEY_METRICS, asShare, number, times, verdict } from "./words.js";
 export async function showCompare({ parts }) {
   const runs = (await api.runs()).filter((run) => run.last !== null);
   const nodes = [h("h1", {}, "Compare"), form(runs, parts)];
-  if (parts.length === 4) nodes.push(...await steps(parts));
-  else if (parts.length === 2) nodes.push(...await twoRuns(parts));
-  else if (runs.length < 2) nodes.push(h("p", { class: "quiet" }, "There is one run only: give two of its steps."));
+  let ready = null;
+  if (parts.length === 4 || parts.length === 2) {
+    const box = h("div", {}, loading("both"));
+    nodes.push(box);
+    ready = fill(box, () => (parts.length === 4 ? steps(parts) : twoRuns(parts)));
+  } else if (runs.length < 2) nodes.push(h("p", { class: "quiet" }, "There is one run only: give two of its steps."));
   else nodes.push(h("p", { class: "quiet" }, "Choose two runs; with step numbers, two steps, of one run or of two."));
-  return { title: "Compare", nodes };
+  return { title: "Compare", nodes, ready };
 }
 
 function form(runs, parts) {
