@@ -254,3 +254,15 @@ def test_a_phone_shows_a_run_as_a_card(browser: Browser, service: ServiceProcess
     assert {title for title, _ in shown} >= {"run", "verdict", "since", "likely cause", "last data"}
     assert all(right <= 390 for _, right in shown)
     context.close()
+
+
+def test_an_open_page_notices_that_a_run_went_silent(visit: Visit) -> None:
+    """Nothing new comes, so the word changes by the clock alone: half an hour passes."""
+    page = visit.page
+    page.clock.install()
+    visit.open("#/runs/demo")
+    page.wait_for_selector("[data-pulse=live]")
+    page.clock.fast_forward("30:00")
+
+    page.wait_for_selector("[data-pulse=silent]")
+    assert re.search(r"last data 3\d min ago: silent", page.locator(".heading").inner_text())

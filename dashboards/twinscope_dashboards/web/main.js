@@ -16,7 +16,7 @@ import { plotly } from "./plots.js";
 import { runStamp, showRun } from "./run.js";
 import { showRuns } from "./runs.js";
 import { showStep, stepStamp } from "./step.js";
-import { words } from "./words.js";
+import { fiveMinutes, retell, words } from "./words.js";
 
 const REFRESH_MS = 5000;
 const view = document.getElementById("view");
@@ -43,7 +43,7 @@ function route() {
   if (parts[0] === "runbooks") return { section: "runs", show: () => showRunbook(parts.slice(-2), place.query), stamp: null };
   if (parts[0] === "api") return { section: "api", show: showCalls, stamp: null };
   if (parts[0] === "health") return { section: "health", show: showHealth, stamp: async () => String(Date.now()) };
-  return { section: "runs", show: showRuns, stamp: async () => JSON.stringify((await api.runs()).map((run) => [run.run, run.closed_steps, run.last_seen, run.active])) };
+  return { section: "runs", show: showRuns, stamp: async () => JSON.stringify([fiveMinutes(), ...(await api.runs()).map((run) => [run.run, run.closed_steps, run.last_seen, run.active])]) };
 }
 
 /** A runbook, with the way back to the run and step from which it was opened. */
@@ -110,6 +110,7 @@ async function refresh() {
   const { stamp } = route();
   if (document.hidden || stamp === null) return;
   const mine = turn;
+  retell(view);
   try {
     const now = await stamp();
     if (mine !== turn) return;

@@ -6,7 +6,7 @@ import { situation } from "./causes.js";
 import { fill, fold, h, loading, nothing, section, table } from "./dom.js";
 import { policyRef } from "./reference.js";
 import { describe, timeline } from "./timeline.js";
-import { count, format, number, pulse, share, time, verdict, words } from "./words.js";
+import { count, fiveMinutes, format, number, pulse, share, time, verdict, words } from "./words.js";
 
 const PAGE = 15;
 
@@ -36,7 +36,7 @@ export async function showRun({ run, query }) {
 }
 
 /** What tells that something is new without fetching it all. */
-export const stamp = (view) => `${view.closed_steps}/${view.open_steps.join()}/${view.last?.step}`;
+export const stamp = (view) => `${view.closed_steps}/${view.open_steps.join()}/${view.last?.step}/${fiveMinutes()}`;
 export const runStamp = async (run) => stamp(await api.run(run));
 
 function heading(view, run, living) {

@@ -54,6 +54,14 @@ export function pulse(lastSeen, closed, events) {
 
 export const time = (seconds) => (seconds ? h("time", { datetime: new Date(seconds * 1000).toISOString(), title: new Date(seconds * 1000).toLocaleString() }, ago(seconds)) : "—");
 
+/** Say anew how long ago everything was. */
+export function retell(root) {
+  for (const told of root.querySelectorAll("time[datetime]")) told.textContent = ago(Date.parse(told.dateTime) / 1000);
+}
+
+/** Changes every five minutes: a run that goes silent brings no news of itself. */
+export const fiveMinutes = () => Math.floor(Date.now() / 300000);
+
 export function bytes(count) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   const power = count > 0 ? Math.min(units.length - 1, Math.floor(Math.log10(count) / 3)) : 0;
