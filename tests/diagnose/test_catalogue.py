@@ -12,6 +12,7 @@ from twinscope_service.diagnose.rank import DIAGNOSTICS, TIER
 from twinscope_service.lab.faults import FAULTS
 
 PAGES = Path(__file__).resolve().parents[2] / "docs/causes"
+FRAMEWORKS = ("verl", "TRL", "slime", "OpenRLHF", "NeMo-RL")
 FAULTY = sorted(set(FAMILY_OF) - {"numerical_noise"})
 
 
@@ -39,6 +40,18 @@ def test_every_cause_has_a_page_and_a_fix(cause: str) -> None:
 
     assert first == translated == f"# {cause}"
     assert FIXES[cause].endswith(".")
+
+
+@pytest.mark.parametrize("folder", ["", "zh-CN"])
+@pytest.mark.parametrize("cause", sorted(FAMILY_OF))
+def test_every_page_says_how_to_fix_it_in_five_frameworks(cause: str, folder: str) -> None:
+    """One table row each, with something in it."""
+    page = (PAGES / folder / f"{cause}.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| ")]
+    said = {cells[0].strip(): cells[1].strip() for cells in rows}
+
+    assert set(FRAMEWORKS) <= said.keys()
+    assert all(len(said[name]) > 10 for name in FRAMEWORKS)
 
 
 def test_no_function_page_or_fault_is_without_a_cause() -> None:
