@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from twinscope.books import Count, ProbeStats
     from twinscope.errors import ConfigError, DidNotAttach, TwinScopeError, WireError
     from twinscope.estimators import approx_kl, masked_mean
+    from twinscope.gate import Gate
     from twinscope.kl_control import AdaptiveKLController
     from twinscope.probe import Probe
 
@@ -23,6 +24,7 @@ _HOMES = {
     "ConfigError": "twinscope.errors",
     "Count": "twinscope.books",
     "DidNotAttach": "twinscope.errors",
+    "Gate": "twinscope.gate",
     "Probe": "twinscope.probe",
     "ProbeStats": "twinscope.books",
     "TwinScopeError": "twinscope.errors",
@@ -36,6 +38,7 @@ __all__ = [
     "ConfigError",
     "Count",
     "DidNotAttach",
+    "Gate",
     "Probe",
     "ProbeStats",
     "TwinScopeError",

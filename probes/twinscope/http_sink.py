@@ -141,6 +141,13 @@ class HttpSink:
             self._drop()
             return _unreachable(error)
 
+    def fetch(self, path: str) -> tuple[int, bytes]:
+        """GET: status and body. Raises OSError or HTTPException when none comes in time."""
+        connection, _ = self._connect(time.monotonic() + self._timeout_s)
+        connection.request("GET", self._prefix + path, headers=self._headers)
+        response = connection.getresponse()
+        return response.status, response.read(MOST_ANSWER_BYTES)
+
     def _exchange(self, post: Post, deadline: float) -> Answer:
         connection, sock = self._connect(deadline)
         connection.putrequest("POST", self._prefix + post.path, skip_accept_encoding=True)

@@ -20,6 +20,7 @@ from twinscope.books import Count, Ledger, ProbeStats
 from twinscope.clock import Clock, SystemClock
 from twinscope.errors import WireError
 from twinscope.fingerprint import describe_process, find_rank
+from twinscope.gate import Gate, ask_gate
 from twinscope.guard import Guard
 from twinscope.items import Item, Part, late_event, message
 from twinscope.lifecycle import watch_exit, watch_fork
@@ -373,6 +374,15 @@ class Probe:
 
         path = f"/v1/runs/{quote(self._settings.run, safe='')}/steps/{read_step(step)}/close"
         return self._submit(message(path, {}))
+
+    @guarded(neutral=Gate(reasons=("the probe is off",)), timed=False)
+    def gate(self, timeout: float = 5.0) -> Gate:
+        """Ask the service for its verdict on the last closed step; waits `timeout` s at most.
+
+        The only call that does I/O, for a trainer that halts on it. What was captured just now may
+        still be on its way: `flush` first, and look at `step`. No answer is `unknown`.
+        """
+        return ask_gate(self._settings, timeout_s=timeout)
 
     def _submit(self, item: Item) -> bool:
         if not self._announced:  # the first use in the child of a fork
