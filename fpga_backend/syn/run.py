@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = {"5g-8": ("--um5g-85k", "8"), "lfe5u-6": ("--85k", "6")}
 PACKAGE = "CABGA756"
+TARGET_MHZ = {1: 200.0, 2: 200.0, 4: 200.0, 8: 100.0}  # eight lanes have to fit and route
 
 
 @dataclass(frozen=True)
@@ -198,11 +199,12 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=1, choices=(1, 2, 4, 8))
     parser.add_argument("--seeds", default="1", help="comma-separated; all are reported")
     parser.add_argument("--device", default="5g-8", choices=sorted(DEVICE))
-    parser.add_argument("--target", type=float, default=200.0, help="clock constraint, MHz")
+    parser.add_argument("--target", type=float, help="clock constraint, MHz")
     parser.add_argument("--density", type=float, default=0.9, help="of placement, 0 to 1")
     parser.add_argument("--out", type=Path, default=ROOT.parent / "build" / "fpga")
     parser.add_argument("--min-fmax", type=float, default=0.0, help="fail below this, MHz")
     chosen = parser.parse_args()
+    chosen.target = chosen.target or TARGET_MHZ[chosen.lanes]
     folder = chosen.out / f"l{chosen.lanes}-{chosen.device}"
     folder.mkdir(parents=True, exist_ok=True)
     known = results(chosen.lanes, folder)
