@@ -111,9 +111,11 @@ class Upkeep(Reads):
 
     def warm_up(self) -> None:
         """Be ready when the engine is: a batch that comes earlier waits for it."""
+        log.info("getting ready; the first start of an installation compiles for half a minute")
         with self._meter.survive("warm_up", crashed=lambda _: None):
             warm_up(self._stages.engine)
             self._ready = True
+            log.info("ready")
 
     def close(self) -> None:
         """Release the data directory. What waits is taken in again at the next start."""

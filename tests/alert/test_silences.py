@@ -168,7 +168,9 @@ def test_the_command_silences_lists_and_ends(
     """What a person types at night."""
     at = ["--url", start().url]
     assert main(["silence", "grpo", "--for", "2h", "--reason", "new engine", *at]) == 0
-    assert "grpo, spike level_shift growth silence bypass, until " in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "grpo, spike level_shift growth silence bypass, until " in told.out
+    assert "no run 'grpo' is known yet" in told.err
     assert main(["silence", "--runs", "nightly-*", "--kinds", "growth", *at]) == 0
     assert main(["silence", "--end", "2", *at]) == 0
     assert main(["silence", "--list", *at]) == 0

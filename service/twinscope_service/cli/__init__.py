@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from twinscope.errors import TwinScopeError
 
-
 INSTALL = "pip install 'twinscope[service]', in a clone: pip install '.[service]'"
 
 

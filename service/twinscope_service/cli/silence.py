@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
             more = {name: getattr(args, name) for name in ("kinds", "series", "reason")}
             given = {name: value for name, value in more.items() if value}
             print(describe(client.silence(seconds=seconds, **named, **given)))
+            if args.run_name and args.run_name not in {view.run for view in client.runs()}:
+                print(f"note: no run {args.run_name!r} is known yet", file=sys.stderr)
     return 0
 
 
