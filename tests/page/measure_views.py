@@ -1,9 +1,8 @@
 """`make page-speed`: how long each view takes from a cold start, in a real browser, and why.
 
-Cold: a browser context that has cached nothing, and no debugger that listens (bare_chromium says
-why that matters). `text`: verdict, numbers, causes are there. `plots`: those in the window are
-drawn. Both count from the moment the address was asked for, and include the service. `main thread`
-is the processor time of the page's own work, whatever else the machine was doing.
+`text`: verdict, numbers, causes are there. `plots`: those in the window are drawn. Both count from
+the moment the address was asked for, and include the service. `main thread` is the processor time
+of the page's own work, whatever else the machine was doing.
 """
 
 from __future__ import annotations
@@ -11,51 +10,12 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
-from bare_chromium import BareChromium, bare_chromium
-from looking import LONG, fill
+from bare_chromium import bare_chromium
+from cold_start import VIEWS, open_cold
+from looking import fill
 from service_process import running_service
-
-VIEWS = {
-    "runs": "#/",
-    f"run of {LONG} steps": "#/runs/long",
-    "run with reference": "#/runs/reference",
-    "step": "#/runs/demo/steps/39",
-    "two runs": "#/compare/demo/long",
-    "two steps": "#/compare/demo/29/demo/39",
-    "health": "#/health",
-    "runbook": "#/runbooks/temperature_not_restored",
-}
-READY = """document.querySelector('main:not([aria-busy]) :is(h1, h3)') !== null
-    && document.querySelector('main .state[role=status]') === null
-    && [...document.querySelectorAll('.plot')]
-        .filter(plot => plot.getBoundingClientRect().top < innerHeight)
-        .every(plot => plot.dataset.drawn !== undefined)"""
-MARKS = "performance.getEntriesByType('mark').map(mark => [mark.name, mark.startTime])"
-TRANSFERRED = "performance.getEntriesByType('resource').reduce((n, r) => n + r.transferSize, 0)"
-
-
-@dataclass(frozen=True)
-class Opening:
-    """One cold start of one view; seconds, bytes as transferred."""
-
-    text: float
-    plots: float  # as `text` where the window shows no plot
-    main_thread: float
-    transferred: int
-
-
-def open_cold(browser: BareChromium, url: str) -> Opening:
-    """In a context of its own."""
-    with browser.page(url, width=1280, height=1000) as page:
-        page.wait_until(READY)
-        marks = page.value(MARKS)
-        text = min(at for name, at in marks if name == "text")
-        last = max(at for _, at in marks)
-        work, size = page.main_thread_seconds(), int(page.value(TRANSFERRED))
-    return Opening(text / 1e3, last / 1e3, work, size)
 
 
 def main(times: int) -> None:

@@ -118,8 +118,8 @@ def bare_chromium() -> Iterator[BareChromium]:
     come, write_answers = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{read_commands} 4>&{write_answers}', "sh", binary, *FLAGS,
-             f"--user-data-dir={profile}", "about:blank"],
+            ["bash", "-c", f'exec "$@" 3<&{read_commands} 4>&{write_answers}', "bash",
+             binary, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
             pass_fds=(read_commands, write_answers), stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(read_commands)
