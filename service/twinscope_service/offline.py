@@ -1,7 +1,7 @@
 """Trace files through the service's own path, in a data directory that is thrown away afterwards.
 
 The files of a folder are the steps of one history. A file given by name stands alone when it holds
-both sides; the one-sided files given by name are joined with one another.
+both sides; the one-sided files given by name are joined with one another. `.json`: the JSON form.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinscope.errors import ConfigError
+from twinscope.errors import ConfigError, WireError
 from twinscope.wire.batch import Batch
-from twinscope.wire.codec import read_trace
+from twinscope.wire.codec import encode_batch, read_trace
+from twinscope.wire.json_form import decode_json
 from twinscope_service.config import Settings
 from twinscope_service.pipeline import open_pipeline
 from twinscope_service.views import StepView
@@ -40,21 +41,21 @@ def histories(paths: Sequence[Path]) -> list[list[Path]]:
             raise ConfigError(f"{files[0]}: no such file or folder")
     named = [files[0] for path, files in zip(paths, found, strict=True) if not path.is_dir()]
     folders = [files for path, files in zip(paths, found, strict=True) if path.is_dir()]
-    one_sided = [path for path in named if read_trace(path).side != "paired"]
+    one_sided = [path for path in named if _read(path).side != "paired"]
     alone = [[path] for path in named if path not in one_sided]
     return alone + ([one_sided] if one_sided else []) + folders
 
 
 def analyze(files: Sequence[Path], settings: Settings) -> Iterator[Report]:
     """The steps that `files` hold, in step order, each as it closes."""
-    batches = sorted(((read_trace(path), path) for path in files), key=_order)
+    batches = sorted(((_read(path), path) for path in files), key=_order)
     with tempfile.TemporaryDirectory(prefix="twinscope-") as data_dir:
         settings = settings.model_copy(update={"data_dir": Path(data_dir)})
         with closing(open_pipeline(settings)) as pipeline:
             sources: dict[tuple[str, int], list[Path]] = {}
             unassigned: list[Path] = []
             for batch, path in batches:
-                receipt = pipeline.ingest(path.read_bytes(), batch, batch_id=None)
+                receipt = pipeline.ingest(_body(path, batch), batch, batch_id=None)
                 steps = set(receipt.steps) | ({batch.step} if batch.step is not None else set())
                 for step in steps:
                     sources.setdefault((batch.run, step), []).append(path)
@@ -64,6 +65,21 @@ def analyze(files: Sequence[Path], settings: Settings) -> Iterator[Report]:
                 raise ConfigError(f"{files[0]}: rollout side only; give the train side's file too")
             for (run, step), used in sorted(sources.items()):
                 yield Report((*unassigned, *used), pipeline.close_step(run, step))
+
+
+def _read(path: Path) -> Batch:
+    if path.suffix != ".json":
+        return read_trace(path)
+    try:
+        return decode_json(path.read_bytes())
+    except WireError as error:
+        raise WireError(f"{path}: {error.field}", error.args[1], error.fix) from None
+
+
+def _body(path: Path, batch: Batch) -> bytes:
+    if path.suffix != ".json":
+        return path.read_bytes()
+    return b"".join(encode_batch(batch))  # the store keeps one format
 
 
 def _order(entry: tuple[Batch, Path]) -> tuple[str, int, str]:

@@ -136,7 +136,9 @@ def _split(view: memoryview, limits: Limits) -> tuple[dict[str, Any], memoryview
         raise WireError("body", f"{len(view)} bytes", "send 8 bytes of header length first")
     length = int.from_bytes(view[:LENGTH_BYTES], "little")
     if length > limits.header_bytes:
-        raise WireError("header length", length, f"send at most {limits.header_bytes} bytes")
+        at_most = f"send at most {limits.header_bytes} bytes"
+        as_json = "this is JSON: post it as application/json, name a file of it .json"
+        raise WireError("header length", length, as_json if view[0] == ord("{") else at_most)
     if length > len(view) - LENGTH_BYTES:
         have = len(view) - LENGTH_BYTES
         raise WireError("header length", length, f"only {have} bytes follow: the body is cut")
