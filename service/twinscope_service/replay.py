@@ -1,7 +1,8 @@
-"""Recorded runs cut into steps: what the demonstration and the drills send, as a trainer would.
+"""Recorded runs, and recordings cut into steps: what the demonstration and the drills send.
 
-The recordings are real: tokens sampled by vLLM from SmolLM2-135M-Instruct and re-scored by
-transformers. Each step takes another random set of samples, so the level moves as it does in a run.
+Both are real. A run is one of examples/grpo_cpu.py, step by step as it was. A recording is one
+batch of tokens sampled by vLLM from SmolLM2-135M-Instruct and re-scored by transformers: each step
+takes another random set of its samples, so the level moves as it does in a run.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.resources import as_file, files
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinscope import ConfigError, Probe
-from twinscope.fields import SampleFields
+from twinscope.fields import RolloutFields, SampleFields, TrainFields
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import read_trace
 from twinscope.wire.schema import TENSOR_BY_NAME
@@ -27,6 +28,21 @@ def recording(name: str) -> Batch:
     """The recorded batch `name` that ships with the service."""
     with as_file(RECORDINGS / f"{name}.safetensors") as path:
         return read_trace(path)
+
+
+def recorded_run(name: str) -> list[Batch]:
+    """The steps of the run `name` that ships with the service."""
+    with as_file(RECORDINGS / "runs" / f"{name}.safetensors") as path:
+        return list(by_step(read_trace(path)))
+
+
+def by_step(whole: Batch) -> Iterator[Batch]:
+    """The steps of a run that is one file: `train_version` is the step of a sample."""
+    versions = whole.tensors["train_version"]
+    for step in np.unique(versions).tolist():
+        samples = np.flatnonzero(versions == step).tolist()
+        ids = tuple(f"{step}-{index}" for index in range(len(samples)))
+        yield replace(take(whole, samples), step=step, sample_ids=ids)
 
 
 def take(batch: Batch, samples: Sequence[int]) -> Batch:
@@ -76,20 +92,24 @@ def send(probe: Probe, batch: Batch) -> None:
     """Send a paired batch as its two sides, as engine and trainer would, and close the step."""
     if batch.step is None or batch.sample_ids is None:
         raise ConfigError(f"run {batch.run}: a replay needs a step and sample ids")
+    tensors = batch.tensors
     shared = SampleFields(
         sample_ids=batch.sample_ids,
         offsets=batch.offsets.tolist(),
-        token_ids=batch.tensors["token_ids"],
-        prompt_ids=batch.tensors["prompt_ids"],
-        prompt_offsets=batch.tensors["prompt_offsets"].tolist(),
+        token_ids=tensors["token_ids"],
     )
+    if "prompt_ids" in tensors:
+        shared["prompt_ids"] = tensors["prompt_ids"]
+        shared["prompt_offsets"] = tensors["prompt_offsets"].tolist()
     shared["sampling"] = dict(batch.sampling or {})
-    engine, trainer = dict(batch.rollout or {}), dict(batch.train or {})
-    probe.rollout(logprobs=batch.tensors["rollout_logprobs"], fingerprint=engine, **shared)
-    probe.train(
-        step=batch.step,
-        logprobs=batch.tensors["train_logprobs"],
-        fingerprint=trainer,
-        **shared,
-    )
+    engine = cast("RolloutFields", {**shared, "fingerprint": dict(batch.rollout or {})})
+    trainer = cast("TrainFields", {**shared, "fingerprint": dict(batch.train or {})})
+    if "rollout_version" in tensors:
+        engine["version"] = tensors["rollout_version"].tolist()
+    if "train_version" in tensors:
+        trainer["version"] = tensors["train_version"].tolist()
+    if "cached_tokens" in tensors:
+        engine["cached_tokens"] = tensors["cached_tokens"].tolist()
+    probe.rollout(logprobs=tensors["rollout_logprobs"], **engine)
+    probe.train(step=batch.step, logprobs=tensors["train_logprobs"], **trainer)
     probe.close_step(batch.step)

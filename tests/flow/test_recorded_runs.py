@@ -9,27 +9,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pipelines import Bench
 
+from twinscope.wire.batch import Batch
 from twinscope.wire.codec import encode_batch, read_trace
-from twinscope_service.replay import take
-from twinscope_service.views import StepView
+from twinscope_service.cli import demo
+from twinscope_service.replay import by_step, recorded_run
+from twinscope_service.views import AlertView, StepView
 
 RUNS = Path(__file__).resolve().parents[1] / "vectors/runs"
 FAULT_STEP = 10
 
 
-def _bodies(name: str) -> Iterator[tuple[int, bytes]]:
-    """(step, paired body) of each step of the recorded run."""
-    whole = read_trace(RUNS / f"{name}.safetensors")
-    versions = whole.tensors["train_version"]
-    for step in np.unique(versions).tolist():
-        samples = np.flatnonzero(versions == step).tolist()
-        ids = tuple(f"{step}-{index}" for index in range(len(samples)))
-        batch = replace(take(whole, samples), run="r", step=step, sample_ids=ids)
-        yield step, b"".join(encode_batch(batch))
+def _steps(name: str) -> list[Batch]:
+    return list(by_step(read_trace(RUNS / f"{name}.safetensors")))
 
 
 @pytest.fixture
@@ -40,33 +34,56 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench.pipeline.close()
 
 
-def _replay(bench: Bench, name: str) -> list[StepView]:
+def _replay(bench: Bench, steps: list[Batch]) -> list[StepView]:
     views = []
-    for step, body in _bodies(name):
-        bench.send(body)
+    for batch in steps:
+        bench.send(b"".join(encode_batch(replace(batch, run="r"))))
         bench.clock.advance(10.0)
-        views.append(bench.pipeline.close_step("r", step))
+        views.append(bench.pipeline.close_step("r", batch.step or 0))
     return views
 
 
-def test_weights_that_stop_coming_are_dated_and_named(bench: Bench) -> None:
-    """Level shift with onset 10; from step 12 on stale weights: what creeps is no new normal."""
-    views = _replay(bench, "grpo_no_sync")
-
+def _shift(bench: Bench) -> AlertView:
+    """The run's level shift of k3, its only one."""
     (shift,) = (
         alert
         for alert in bench.pipeline.alerts("r")
         if alert.kind == "level_shift" and alert.series == "k3"
     )
-    assert shift.onset_step == FAULT_STEP
+    return shift
+
+
+def test_weights_that_stop_coming_are_dated_and_named(bench: Bench) -> None:
+    """Level shift with onset 10; from step 12 on stale weights: what creeps is no new normal."""
+    views = _replay(bench, _steps("grpo_no_sync"))
+
+    assert _shift(bench).onset_step == FAULT_STEP
     assert {view.verdict for view in views[:FAULT_STEP]} == {"ok"}
     assert {view.verdict for view in views[FAULT_STEP + 3 :]} == {"inconsistent"}
     assert {view.diagnosis[0]["cause"] for view in views[FAULT_STEP + 2 :]} == {"stale_weights"}
 
 
+def test_the_run_of_the_demonstration_is_healthy_dated_and_named(bench: Bench) -> None:
+    """Thirty steps in which versions advanced do not make the engine's version advance later."""
+    start = demo.FAULT_STEP
+
+    views = _replay(bench, recorded_run(demo.RECORDED))
+
+    assert {view.verdict for view in views[: start + 1]} == {"ok"}
+    assert {view.verdict for view in views[start + 3 :]} == {"inconsistent"}
+    first = [view.diagnosis[0] for view in views]
+    assert {answer["cause"] for answer in first[:start]} == {"numerical_noise"}
+    assert {answer["cause"] for answer in first[start + 2 :]} == {"stale_weights"}
+    assert first[-1]["estimate"]["version_lag"] == len(views) - start
+    shift = _shift(bench)
+    assert shift.onset_step == start
+    assert shift.ratio is not None
+    assert shift.ratio > 5
+
+
 def test_a_cache_that_survived_a_sync_is_named(bench: Bench) -> None:
     """Cached prompts are off, the bare questions beside them are not; versions are all equal."""
-    views = _replay(bench, "grpo_kept_cache")
+    views = _replay(bench, _steps("grpo_kept_cache"))
 
     assert {view.verdict for view in views[:FAULT_STEP]} == {"ok"}
     causes = {view.diagnosis[0]["cause"] for view in views[FAULT_STEP + 2 :]}

@@ -40,6 +40,7 @@ def test_the_wheel_holds_what_the_code_reads(wheel: Path) -> None:
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert "twinscope_dashboards/web/index.html" in names
     assert "twinscope_service/recordings/temperature_0.7_restored.safetensors" in names
+    assert "twinscope_service/recordings/runs/grpo_no_sync.safetensors" in names
 
 
 def test_a_trainer_image_gets_the_probe_and_nothing_else(wheel: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from twinscope.errors import TwinScopeError
 
-HEALTHY_STEPS, FAULTY_STEPS, SAMPLES_PER_STEP = 30, 10, 48
+RECORDED, FAULT_STEP = "grpo_no_sync", 30
 RUN = "demo"
 START_TIMEOUT_S = 180.0  # the first start compiles the engine
 
@@ -27,9 +27,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="see the main job in a minute",
-        description="Starts a service, replays a recorded run through the real HTTP path, and "
-        f"after {HEALTHY_STEPS} healthy steps lets the trainer forget to divide by the "
-        "temperature. Nothing of it is kept.",
+        description="Starts a service and replays a recorded GRPO run through the real HTTP path: "
+        f"from step {FAULT_STEP} on the engine gets no new weights. Nothing of it is kept.",
     )
     parser.add_argument("--port", type=int, default=8321)
     parser.add_argument("--once", action="store_true", help="stop when the run has been shown")
@@ -100,26 +99,22 @@ def _replay(console: Any, url: str) -> dict[str, Any]:
     from rich.progress import Progress
 
     from twinscope import Probe
-    from twinscope_service.replay import before_and_after, send, steps
+    from twinscope_service.replay import recorded_run, send
 
-    healthy, faulty = before_and_after("temperature_0.7_restored", "temperature_0.7_unrestored")
-    plan = [healthy] * HEALTHY_STEPS + [faulty] * FAULTY_STEPS
-    console.print(
-        "SmolLM2-135M, sampled by vLLM at T=0.7 and re-scored by transformers (recorded)."
-    )
-    console.print(
-        f"From step {HEALTHY_STEPS} on the trainer no longer divides by the temperature.\n"
-    )
+    steps = recorded_run(RECORDED)
+    console.print("A GRPO run of examples/grpo_cpu.py: vLLM samples, PyTorch trains (recorded).")
+    console.print(f"From step {FAULT_STEP} on the engine gets no new weights.\n")
     console.print(f"{'step':>4}  {'rollout_train_kl':>16}  {'mean |Δ|':>9}  {'verdict':<13} cause")
     step: dict[str, Any] = {}
     with Probe(url, RUN) as probe, Progress(console=console, transient=True) as progress:
-        batches = steps(plan, run=RUN, samples_per_step=SAMPLES_PER_STEP, seed=0)
-        for batch in progress.track(batches, total=len(plan), description="replaying"):
+        for batch in progress.track(steps, description="replaying"):
+            if batch.tensors["rollout_version"][0] == batch.step:
+                probe.event("weight_sync", step=batch.step, version=batch.step)
             send(probe, batch)
             probe.flush(timeout=30)
             step = httpx.get(f"{url}/v1/runs/{RUN}/steps/{batch.step}", timeout=30).json()
             console.print(_row(step))
-    _explain(console, step)
+    _explain(console, step, httpx.get(f"{url}/v1/runs/{RUN}/alerts", timeout=30).json())
     return step
 
 
@@ -133,7 +128,10 @@ def _row(step: dict[str, Any]) -> str:
     )
 
 
-def _explain(console: Any, step: dict[str, Any]) -> None:
+def _explain(console: Any, step: dict[str, Any], alerts: list[dict[str, Any]]) -> None:
+    for alert in alerts:
+        if alert["kind"] == "level_shift" and alert["series"] == "k3":
+            console.print(f"\n{alert['message']}", markup=False)
     for cause in step["diagnosis"][:1]:
         console.print(f"\n{cause['cause']}, confidence {cause['confidence']:.2f}")
         console.print(f"  evidence  {cause['evidence']}", markup=False)
