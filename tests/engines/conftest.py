@@ -33,7 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE not in item.path.parents:
             continue
         item.add_marker(pytest.mark.engines)
-        item.add_marker(pytest.mark.timeout(900))  # the first test of a module starts an engine
+        # The first test of a module starts an engine; on a machine with other work that takes long.
+        item.add_marker(pytest.mark.timeout(2400))
         item.add_marker(pytest.mark.filterwarnings("ignore"))
         item.add_marker(pytest.mark.filterwarnings("error:::twinscope"))
         if absent:

@@ -23,7 +23,7 @@ def start(model: str) -> Any:
 
     return LLM(
         model, logprobs_mode="processed_logprobs", enable_prefix_caching=True, enforce_eager=True,
-        max_model_len=384, seed=1,
+        max_model_len=384, gpu_memory_utilization=0.2, seed=1,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def _check(engine: list[str], model: Path, *arguments: str) -> tuple[int, dict[s
     command += ["--model", str(model), "--logprobs-mode", "raw_logprobs", "--json"]
     command += ["--copies", "3", *arguments]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=800, check=False
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=1000, check=False
     )
     assert done.stdout, done.stderr[-3000:]
     return done.returncode, json.loads(done.stdout)

@@ -73,12 +73,15 @@ def test_weights_that_stop_coming_are_a_level_shift_with_its_onset(
 
 
 def test_prefix_cache_that_survives_a_sync_is_named(grpo: Run) -> None:
-    """Not flushed from step 10 on: samples with cached prompts are off, the others are not."""
-    steps = grpo("kept-cache", 16, "--keep-cache-from", str(FAULT_STEP))
+    """Not flushed from step 10 on: samples with cached prompts are off, the others are not.
+
+    How fast depends on what the policy learns: from two to four steps until it can be told.
+    """
+    steps = grpo("kept-cache", 20, "--keep-cache-from", str(FAULT_STEP))
 
     assert {step["verdict"] for step in steps[:FAULT_STEP]} == {"ok"}
-    assert {cause for _, cause in _causes(steps[13:])} == {"stale_prefix_cache"}
-    assert {step["verdict"] for step in steps[13:]} == {"inconsistent"}
+    assert {cause for _, cause in _causes(steps[16:])} == {"stale_prefix_cache"}
+    assert {step["verdict"] for step in steps[16:]} == {"inconsistent"}
 
 
 def test_temperature_of_one_side_is_named(grpo: Run) -> None:

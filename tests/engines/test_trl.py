@@ -26,7 +26,7 @@ def run(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         done = subprocess.run(
             [sys.executable, str(ROOT / "tests/engines/trl_run.py"), str(tiny_llama), str(STEPS)],
             env={**os.environ, "TWINSCOPE_URL": service.url, "TWINSCOPE_RUN": "trl"},
-            capture_output=True, text=True, timeout=800, check=False,
+            capture_output=True, text=True, timeout=1800, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         yield (

@@ -14,7 +14,7 @@ def run_example(script: str, service: ServiceProcess, *arguments: str) -> str:
     command = [sys.executable, str(ROOT / "examples" / script), "--url", service.url, *arguments]
     done = subprocess.run(
         command, env={**os.environ, "TWINSCOPE_RAISE": "1"},
-        capture_output=True, text=True, timeout=800, check=False,
+        capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -23,13 +23,6 @@ class PluggedServer:
     """A server that answered /health."""
 
     url: str
-    pid: int
-
-    def cpu_seconds(self) -> float:
-        """CPU time of the front end so far, where the plugin is; the engine has its own process."""
-        text = Path(f"/proc/{self.pid}/stat").read_text()
-        user, system = text.rsplit(")", 1)[1].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON answer."""
@@ -70,7 +63,7 @@ def plugged_server(
     command += ["--model", str(model), "--served-model-name", "tiny", "--seed", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--generation-config", generation_config]
-    command += ["--enforce-eager", "--max-model-len", "384"]
+    command += ["--enforce-eager", "--max-model-len", "384", "--gpu-memory-utilization", "0.2"]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("TWINSCOPE_")}
     with open(log, "wb") as output:
         process = subprocess.Popen(
@@ -79,6 +72,6 @@ def plugged_server(
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until_up(f"{url}/health", process, log=log, seconds=START_SECONDS)
-        yield PluggedServer(url, process.pid)
+        yield PluggedServer(url)
     finally:
         stop(process)

@@ -10,7 +10,7 @@ from transformers_scoring import Scores
 
 from twinscope import Probe
 
-FLUSH_SECONDS = 60.0
+FLUSH_SECONDS = 240.0  # the first batch may find a service that still compiles
 
 
 def send_step(
