@@ -115,7 +115,7 @@ def test_one_look_at_a_run_tells_onset_cause_and_fix(visit: Visit, service: Serv
         ({"verdict": "unknown", "metrics": {}, "reasons": ["the train side never came"]},
          "Not known: it could not be judged."),
         ({"verdict": "unknown", "metrics": {"k3_mean": 0, "abs_max": 0, "clip_fraction": 0}},
-         "nothing was compared."),
+         "Nothing was compared: both sides are the same numbers."),
         ({"verdict": "ok", "metrics": {"k3_mean": 0.008}},
          "It changed; the level alone would not alarm."),
     ],

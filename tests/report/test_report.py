@@ -59,6 +59,10 @@ def test_a_report_says_what_is_wrong_since_when_and_what_to_do(
     assert f"level_shift at step {HEALTHY}" in seen.text
     alerts = seen.text.partition("Alerts")[2]
     assert alerts.index("level shift: rollout_train_kl") < alerts.index("level shift: the share of")
+    assert "one step, over" in alerts
+    assert "resolved" not in alerts
+    ratio = step.diagnosis[0]["estimate"]["engine_over_trainer"]
+    assert f"temperature, engine's over trainer's {ratio:.4g}" in seen.text
     assert step.diagnosis[0]["cause"] in seen.text
     assert step.diagnosis[0]["fix"] in seen.text
     assert f"{step.metrics['k3_mean']:.4g}" in seen.text

@@ -118,7 +118,9 @@ function changed(events, lead) {
 
 /** Everywhere a little, or somewhere a lot? */
 function spread(step, best) {
-  const { abs_p50: middle, abs_p99: tail } = step.metrics ?? {};
+  const { abs_p50: middle, abs_p99: tail, abs_max: most } = step.metrics ?? {};
+  if (most === 0) return "On none: p is q on every token.";
+  if (most === null || most === undefined) return "Not known: no token has both sides.";
   const part = best && best.family !== "none" && best.share < 1 ? `In samples with ${share(best.share)} of the tokens.` : "In all samples alike, as far as can be told.";
   return [part, middle === null || middle === undefined ? null : [" Half of the tokens differ by more than ", number(middle), " nats, one in a hundred by more than ", number(tail), "."]];
 }
@@ -135,9 +137,10 @@ const row = (question, answer) => h("div", {}, h("dt", {}, question), h("dd", {}
 
 function judged(step, lead, fell) {
   const level = step.metrics?.k3_mean;
-  const said = { ok: lead ? "It changed; the level alone would not alarm." : "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
+  const copied = step.metrics?.abs_max === 0 && step.verdict === "unknown";
+  const said = copied ? "Nothing was compared: both sides are the same numbers." : { ok: lead ? "It changed; the level alone would not alarm." : "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
   return [h("strong", {}, said),
-    level === null || level === undefined ? null : [" rollout_train_kl, the KL between the two, is ", number(level), " nats per token",
+    copied || level === null || level === undefined ? null : [" rollout_train_kl, the KL between the two, is ", number(level), " nats per token",
       lead?.before > 0 && lead.series === "k3" ? [`, ${Number((level / lead.before).toPrecision(3))} times this run's own level of `, number(lead.before)] : null, ". "],
     fell && step.verdict !== "inconsistent" ? `It fell at step ${fell.onset_step ?? fell.step} (${times(fell.ratio)}): the two sides came closer. ` : null,
     step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, reason))) : null];

@@ -47,6 +47,13 @@ KEY = (
     ("policy_ref_kl", "KL(policy‖reference), nats per token"),
 )
 
+ESTIMATES = {  # what an estimate is, where its name alone misleads
+    "engine_over_trainer": "temperature, engine's over trainer's",
+    "from": "estimated from",
+    "sampled_by": "the tokens follow",
+    "onset_step": "began at step",
+}
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -94,7 +101,7 @@ def _causes(step: StepView) -> list[Element]:
         after = cause.get("k3_after")
         source = f" ({cause['k3_after_is']})" if cause.get("k3_after_is") else ""
         remains = f"Without it the level would be {number(after)}{source}." if after else None
-        estimate = ", ".join(f"{k} {_plain(v)}" for k, v in (cause.get("estimate") or {}).items())
+        estimate = ", ".join(f"{k} {_plain(v)}" for k, v in _estimates(cause).items())
         parts += [
             tag("h3", f"{cause['cause']}, confidence {100 * cause['confidence']:.0f} %"),
             tag("p", cause["evidence"]),
@@ -103,6 +110,14 @@ def _causes(step: StepView) -> list[Element]:
             tag("p", tag("strong", "Do: "), cause["fix"]),
         ]
     return parts
+
+
+def _estimates(cause: Mapping[str, Any]) -> dict[str, Any]:
+    """In words. From the pair alone a temperature is a ratio of the two sides, and is called so."""
+    found = dict(cause.get("estimate") or {})
+    if "engine_over_trainer" in found and found.get("temperature") == found["engine_over_trainer"]:
+        del found["temperature"]
+    return {ESTIMATES.get(name, name.replace("_", " ")): value for name, value in found.items()}
 
 
 def _plain(value: object) -> str:
@@ -115,15 +130,25 @@ def _plot(title: str, picture: Element | None) -> list[Element]:
 
 def _alerts(alerts: Iterable[AlertView]) -> list[Element]:
     """What fires first, and of that what speaks of the level."""
-    order = sorted(alerts, key=lambda alert: (alert.state == "resolved", alert.series != "k3"))
+    order = sorted(alerts, key=lambda one: (one.state == "resolved", one.came_down,
+                                            one.series != "k3"))  # fmt: skip
     rows: list[tuple[Child, ...]] = [
-        (f"{alert.kind.replace('_', ' ')}: {series_words(alert.series)}", alert.state,
+        (f"{alert.kind.replace('_', ' ')}: {series_words(alert.series)}", _state(alert),
          str(alert.step if alert.onset_step is None else alert.onset_step),
          number(alert.before), number(alert.after), number(alert.ratio))
         for alert in order
     ]  # fmt: skip
     head = ("alert", "state", "since step", "before", "after", "ratio")
     return [tag("h2", "Alerts"), table(head, rows[:100])] if rows else []
+
+
+def _state(alert: AlertView) -> str:
+    """A spike is over with its step; a level that fell is no trouble by itself."""
+    if alert.kind == "spike":
+        return "one step, over"
+    if alert.state == "resolved":
+        return "over"
+    return "fell" if alert.came_down else alert.state
 
 
 def _shapes(statistics: Mapping[str, Any] | None) -> list[Element]:
