@@ -100,6 +100,34 @@ def test_slime_ranks_that_hold_the_same_samples_count_once(tmp_path: Path) -> No
     assert [fields["sample_ids"] for fields in found] == [["3-5"], ["3-6"]]
 
 
+def test_slime_dump_of_all_ranks_holds_whole_responses(tmp_path: Path) -> None:
+    """format_version 2: one dictionary per sample; one without an index leaves all without ids."""
+    torch = pytest.importorskip("torch")
+    samples = [
+        {
+            "data_parallel_rank": rank, "sample_index": index, "rollout_position": index,
+            "tokens": torch.arange(length + 1), "total_lengths": length + 1,
+            "response_lengths": length, "loss_masks": torch.ones(length),
+            "rollout_log_probs": -torch.arange(1.0, length + 1),
+            "log_probs": -torch.arange(1.0, length + 1) - 0.1,
+        }
+        for rank, index, length in ((0, 4, 2), (1, 5, 3))
+    ]  # fmt: skip
+    payload = {"format_version": 2, "rollout_id": 7, "rank": 0, "samples": samples, "dp_shards": []}
+    torch.save(payload, tmp_path / "7.pt")
+    torch.save({**payload, "samples": [{**samples[0], "sample_index": None}]}, tmp_path / "8.pt")
+
+    whole, unnamed = Follower(tmp_path).look(finished=True)
+    (found,), (other,) = (list(FORMATS["slime"].read(step)) for step in (whole, unnamed))
+
+    assert (whole.number, unnamed.number) == (7, 8)
+    assert found["sample_ids"] == ["7-4", "7-5"]
+    assert [row.tolist() for row in found["token_ids"]] == [[1, 2], [1, 2, 3]]
+    assert [row.tolist() for row in found["rollout_logprobs"]] == [[-1.0, -2.0], [-1.0, -2.0, -3.0]]
+    assert [len(row) for row in found["train_logprobs"]] == [2, 3]
+    assert "sample_ids" not in other
+
+
 def test_dump_that_would_run_code_is_refused(tmp_path: Path) -> None:
     """A .pt file is a pickle: only tensors and plain values are taken out of it."""
     torch = pytest.importorskip("torch")

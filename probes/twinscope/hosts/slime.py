@@ -5,8 +5,8 @@
 slime calls it on every Megatron rank, after log-probs and before training, with lists of one 1-D
 tensor per sample. The ranks that hold whole responses send: last pipeline stage, first tensor
 rank, first context rank. With context parallelism each rank holds a part of each response, which
-is refused by name. slime skips p when it makes one optimiser step per rollout, unless
-`--get-mismatch-metrics` is set: then an event says so.
+is refused by name; the files hold whole ones. slime skips p when it makes one optimiser step per
+rollout, unless `--get-mismatch-metrics` is set: then an event says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from twinscope.hosts.attach import Attachment, Host
 from twinscope.hosts.sides import choose, send
 
-__all__ = ["postprocess", "read_rollout_data"]
+__all__ = ["postprocess", "read_rollout_data", "read_samples"]
 
 SLIME = Host("slime", "TWINSCOPE_SLIME", versions=())
 WHY = (
@@ -97,6 +97,22 @@ def read_rollout_data(data: Mapping[str, Any], *, rollout_id: int) -> dict[str, 
         "reward": _numbers(data.get("rewards")),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def read_samples(samples: Sequence[Mapping[str, Any]], *, rollout_id: int) -> dict[str, Any]:
+    """The same from the `samples` of slime's newer debug dumps (format_version 2).
+
+    One dictionary per sample, from all data-parallel ranks, whole responses also with context
+    parallelism.
+    """
+    names = set.intersection(*(set(sample) for sample in samples)) if samples else set()
+    columns = {name: [sample[name] for sample in samples] for name in names}
+    indices = columns.pop("sample_index", [None])
+    if None not in indices:
+        columns["sample_indices"] = indices
+    columns.setdefault("response_lengths", [])
+    columns.setdefault("tokens", [])
+    return read_rollout_data(columns, rollout_id=rollout_id)
 
 
 def _ids(indices: Sequence[Any] | None, rollout_id: int) -> list[str] | None:

@@ -100,6 +100,10 @@ def _read_slime(step: Step) -> Iterator[Fields]:
     seen: set[str] = set()
     for path in step.files:
         loaded = _load_tensors(path)
+        if "samples" in loaded:  # format 2: all ranks in one file
+            fields = slime.read_samples(loaded["samples"], rollout_id=step.number)
+            yield {**fields, "train_fingerprint": {"name": "slime"}}
+            continue
         data = loaded.get("rollout_data", loaded)
         if "rollout_log_probs" not in data and "log_probs" not in data:
             continue  # a rank of another pipeline stage
