@@ -31,13 +31,14 @@ def test_a_drill_proves_the_chain_from_fault_to_receiver(
 def test_the_temperature_drill_ends_with_the_temperature(
     start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its short name: the cause, and the alert that speaks of the level, onset included."""
-    status = main(["drill", "--fault", "temperature", "--url", start().url, "--healthy", "25",
-                   "--faulty", "5", "--run", "warm"])  # fmt: skip
+    """It is the usual one: the cause, the alert that speaks of the level, where to look."""
+    url = start().url
+    status = main(["drill", "--url", url, "--healthy", "25", "--faulty", "5", "--run", "a/b"])
     shown = capsys.readouterr().out
     assert status == 0, shown
     assert "inconsistent, cause temperature_not_restored" in shown
     assert "rollout_train_kl shifted at step 25" in shown
+    assert f"{url}/#/runs/a%2Fb" in shown
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="twinscope-demo-") as data, _service(args.port, data):
         last = _replay(console, url)
         console.print(f"\npage     {url}/\nmetrics  {url}/metrics\nAPI      {url}/docs")
+        if args.once:
+            console.print("(--once: these end now; without it they stay until Ctrl-C)")
         if args.open:
             webbrowser.open(url)
         if not args.once:

@@ -6,6 +6,7 @@ import argparse
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from twinscope.wire.batch import Batch
@@ -28,7 +29,8 @@ def add(commands: Any) -> None:
         "fault, and checks the whole chain: verdict, alert, notifications of every target. "
         "Exit status 0: all of it happened; 1: not all.",
     )
-    parser.add_argument("--fault", metavar="NAME", help="which fault; --list shows them")
+    parser.add_argument("--fault", metavar="NAME", default="temperature",
+                        help="which fault (default: temperature); --list shows them")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the faults and stop")
     parser.add_argument("--url", default="http://127.0.0.1:8321", help="the service")
     parser.add_argument("--token", help="its bearer token")
@@ -131,7 +133,7 @@ class Drill:
         for batch in track(stream, total=len(batches), description="replaying", transient=True):
             body = b"".join(bytes(piece) for piece in encode_batch(batch))
             self._post("/v1/batches", content=body)
-            self._post(f"/v1/runs/{self.name}/steps/{batch.step}/close")
+            self._post(f"/v1/runs/{quote(self.name, safe='')}/steps/{batch.step}/close")
 
     def _post(self, path: str, *, content: bytes = b"") -> None:
         import httpx
@@ -150,7 +152,7 @@ class Drill:
 
     def get(self, path: str) -> Any:
         """A JSON answer about the run."""
-        answer = self._client.get(f"/v1/runs/{self.name}{path}")
+        answer = self._client.get(f"/v1/runs/{quote(self.name, safe='')}{path}")
         answer.raise_for_status()
         return answer.json()
 
@@ -193,6 +195,9 @@ def report(drill: Drill, args: argparse.Namespace, before: dict[str, tuple[float
         good &= held is not False
         console.print(f"{mark:<12} {name:<28} ", end="")
         console.print(detail, markup=False)
+    console.print(
+        f"\nrun   {drill.name}\npage  {args.url.rstrip('/')}/#/runs/{quote(drill.name, safe='')}"
+    )
     return 0 if good else 1
 
 
