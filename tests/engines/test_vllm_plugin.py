@@ -167,11 +167,18 @@ def test_unknown_version_is_refused_by_name(tiny_llama: Path) -> None:
 
 
 def test_share_is_captured_and_hidden_from_the_caller(tiny_llama: Path) -> None:
-    """With a share of 1 everything arrives; the caller still sees no log-probs."""
-    with SinkServer() as sink:
-        seen = _call("share", sink.url, tiny_llama, **ON, TWINSCOPE_VLLM_SHARE="1")
-        arrived = _rows(sink.batches())
+    """With a share of 1 everything arrives; the caller still sees no log-probs.
 
+    The engine runs in the caller's process, as trainers with a colocated one start it: there the
+    attention backend that vLLM picked by itself can be seen, too.
+    """
+    alone = {"TWINSCOPE_VLLM_SHARE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    with SinkServer() as sink:
+        seen = _call("share", sink.url, tiny_llama, **ON, **alone)
+        arrived = _rows(sink.batches())
+        (attached,) = sink.events("host_attached")
+
+    assert attached["fields"]["engine"]["attention_backend"] == "CPU_ATTN"
     assert seen["logprobs"] == [None] * 4
     assert sorted(ids for _, ids in arrived) == sorted(tuple(ids) for ids in seen["ids"])
     assert all(len(rows[0]) == len(ids) for (_, ids), rows in arrived.items())

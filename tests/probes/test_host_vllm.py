@@ -176,6 +176,23 @@ def test_nothing_generated_reads_as_no_samples() -> None:
     assert read_request_outputs([]) == {"logprobs": [], "token_ids": []}
 
 
+def test_attention_backend_is_the_one_in_use_where_the_engine_runs_here() -> None:
+    """Each layer group names its own; without a look into the engine, the one chosen by hand."""
+    backends = [SimpleNamespace(get_name=lambda name=name: name) for name in ("MLA", "FLASH_ATTN")]
+    groups = [[SimpleNamespace(backend=backend)] for backend in backends]
+    path = ("model_runner", "worker", "driver_worker", "model_executor", "engine_core")
+    inner = SimpleNamespace(attn_groups=groups)
+    for name in path:
+        inner = SimpleNamespace(**{name: inner})
+    chosen = SimpleNamespace(attention_config=SimpleNamespace(backend="TRITON_ATTN"))
+
+    here = SimpleNamespace(vllm_config=chosen, engine_core=inner)
+    elsewhere = SimpleNamespace(vllm_config=chosen, engine_core=SimpleNamespace())
+
+    assert read_engine(here)["attention_backend"] == "FLASH_ATTN+MLA"
+    assert read_engine(elsewhere)["attention_backend"] == "TRITON_ATTN"
+
+
 def test_engine_fingerprint_says_what_q_means() -> None:
     """The mode, dtype, cache and model numerics come from the configuration; the rest is absent."""
     model = SimpleNamespace(

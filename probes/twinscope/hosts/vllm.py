@@ -116,7 +116,8 @@ def read_engine(engine: object) -> dict[str, Any]:
         "kv_cache_dtype": _dig(config, "cache_config.cache_dtype"),
         "prefix_caching": _dig(config, "cache_config.enable_prefix_caching"),
         "speculative_method": _dig(config, "speculative_config.method"),
-        "attention_backend": _plain(_dig(config, "attention_config.backend")),
+        "attention_backend": _attention_in_use(engine)
+        or _plain(_dig(config, "attention_config.backend")),
         **read_model(_dig(config, "model_config.hf_text_config")),
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -197,6 +198,19 @@ def _known(values: list[Any], convert: Any) -> list[Any] | None:
 def _vllm_config(engine: object) -> object:
     inner = getattr(engine, "llm_engine", engine)
     return getattr(inner, "vllm_config", None)
+
+
+MODEL_RUNNER = "engine_core.engine_core.model_executor.driver_worker.worker.model_runner"
+
+
+def _attention_in_use(engine: object) -> str | None:
+    """What the layers really run; known here only if the engine runs in this process.
+
+    Elsewhere the workers pick and tell nobody. Several, of different layers, are joined by +.
+    """
+    rows = _dig(getattr(engine, "llm_engine", engine), f"{MODEL_RUNNER}.attn_groups") or ()
+    found = {group.backend.get_name() for row in rows for group in row}
+    return "+".join(sorted(found)) or None
 
 
 def _runner(config: object) -> str | None:
