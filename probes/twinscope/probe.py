@@ -406,6 +406,11 @@ class Probe:
 
     # ---- lifecycle ----
 
+    @property
+    def exit_timeout_s(self) -> float:
+        """Longest wait when the interpreter exits, seconds."""
+        return self._settings.exit_timeout_s
+
     @guarded(neutral=False, timed=False)
     def flush(self, timeout: float | None = 10.0) -> bool:
         """Wait until the service has acknowledged everything; False when `timeout` s pass first."""

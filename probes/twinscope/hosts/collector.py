@@ -19,7 +19,7 @@ from twinscope.lifecycle import watch_exit, watch_fork
 GATHER_S = 0.25  # after the first sample, wait this long for more
 MOST_SAMPLES = 512  # of one batch
 CAPACITY_TOKENS = 4_000_000  # about 100 MB of an engine's Python numbers
-EXIT_S = 2.0
+EXIT_S = 2.0  # longest wait at exit; hooks take their probe's exit_timeout_s
 
 
 class Waiting(Protocol):
@@ -50,12 +50,14 @@ class Collector:
         guard: Guard,
         capacity_tokens: int = CAPACITY_TOKENS,
         gather_s: float = GATHER_S,
+        exit_s: float = EXIT_S,
     ) -> None:
         self._deliver = deliver
         self._lose = lose
         self._guard = guard
         self._capacity = capacity_tokens
         self._gather_s = gather_s
+        self._exit_s = exit_s
         self._start_empty()
         watch_exit(self)
         watch_fork(self)
@@ -123,8 +125,16 @@ class Collector:
                 self._guard.run("deliver", None, functools.partial(self._deliver, batch))
 
     def close_at_exit(self) -> None:
-        """The process is about to end; the probe's own exit hook runs after this one."""
-        self.drain(EXIT_S)
+        """The process is about to end; the probe's own exit hook runs after this one.
+
+        What is still here then is lost, and counted: the probe says so.
+        """
+        if self.drain(self._exit_s):
+            return
+        with self._changed:
+            left, self._queue = self._queue, deque()
+        for sample in left:
+            self._lose(sample)
 
     def forget_after_fork(self) -> None:
         """In the child: what waits here is the parent's, and so is the thread."""

@@ -98,7 +98,12 @@ class Tap:
         if not probe.enabled:
             return False
         self._fingerprint = fingerprint_of(server_args, self._version)
-        self._collector = Collector(self.deliver, lose=self._lose, guard=self._attachment.guard)
+        self._collector = Collector(
+            self.deliver,
+            lose=self._lose,
+            guard=self._attachment.guard,
+            exit_s=probe.exit_timeout_s,
+        )
         self._attachment.announce(self._version, engine=self._fingerprint)
         return True
 

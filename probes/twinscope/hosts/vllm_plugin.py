@@ -215,9 +215,11 @@ class Tap:
 
     def listen(self) -> None:
         """Be ready for samples. Before it nothing is taken."""
-        self._attachment.probe()  # first: exit hooks run in reverse order, ours hands over to its
+        probe = self._attachment.probe()  # first: exit hooks run in reverse, ours hands over to its
         if self._collector is None:
-            self._collector = Collector(self.deliver, lose=self._lose, guard=self._guard)
+            self._collector = Collector(
+                self.deliver, lose=self._lose, guard=self._guard, exit_s=probe.exit_timeout_s
+            )
 
     def _ask(self, request: Any, parent: Any) -> bool:
         """Switch log-probs on for the share of the requests that did not ask. True: done.

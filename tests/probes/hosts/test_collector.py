@@ -66,6 +66,31 @@ def test_full_collector_refuses_the_newest_and_says_so() -> None:
     assert collector.drain(10)
 
 
+def test_what_is_left_when_the_process_ends_is_counted() -> None:
+    """A delivery hangs: the exit waits no longer than it may, and what never left is lost."""
+    release, entered = threading.Event(), threading.Event()
+    lost: list[object] = []
+
+    def deliver(_: list[Sample]) -> None:
+        entered.set()
+        release.wait(20)
+
+    collector = Collector(
+        deliver, lose=lost.append, guard=Guard(raise_errors=False), gather_s=0.0, exit_s=0.05
+    )
+    collector.add(Sample("a", 0))
+    assert entered.wait(10)
+    left = [Sample("a", 1), Sample("b", 2)]
+    for sample in left:
+        collector.add(sample)
+
+    collector.close_at_exit()
+
+    assert lost == left
+    release.set()
+    assert collector.drain(10)
+
+
 def test_delivery_that_fails_loses_its_batch_and_nothing_else() -> None:
     """The thread lives on."""
     delivered: list[list[Sample]] = []
