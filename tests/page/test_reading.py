@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -218,12 +219,15 @@ def test_equal_numbers_are_flagged(address: str, same: bool, visit: Visit) -> No
     assert visit.page.locator("[data-twins]").count() == int(same)
 
 
-def test_both_steps_of_a_comparison_fit_a_phone(browser: Browser, service: ServiceProcess) -> None:
+@pytest.mark.parametrize("pair", [f"demo/{HEALTHY - 1}/demo/{LAST}", "demo/reference"])
+def test_both_sides_of_a_comparison_fit_a_phone(
+    pair: str, browser: Browser, service: ServiceProcess
+) -> None:
     """At 390 pixels every column of the numbers is in sight."""
     context = browser.new_context(viewport={"width": 390, "height": 844})
     visit = Visit(context.new_page(), service.url)
-    visit.open(f"#/compare/demo/{HEALTHY - 1}/demo/{LAST}")
-    wide = visit.page.locator("[aria-label='Two steps']").evaluate(
+    visit.open(f"#/compare/{pair}")
+    wide = visit.page.locator("[aria-label^='Two ']").evaluate(
         "box => [box.scrollWidth, box.clientWidth]"
     )
 
@@ -266,3 +270,17 @@ def test_an_open_page_notices_that_a_run_went_silent(visit: Visit) -> None:
 
     page.wait_for_selector("[data-pulse=silent]")
     assert re.search(r"last data 3\d min ago: silent", page.locator(".heading").inner_text())
+
+
+def test_two_runs_are_compared_in_numbers_too(visit: Visit, service: ServiceProcess) -> None:
+    """Medians over all steps of each, as the timelines give them, and their ratio."""
+    visit.open("#/compare/reference/demo")
+    row = visit.page.locator("[aria-label='Two runs'] tr", has_text="median rollout_train_kl")
+    shown = [float(cell.get_attribute("value") or "nan") for cell in row.locator("data").all()]
+    levels = [
+        median(service.get(f"/v1/runs/{run}/timeline")["metrics"]["k3_mean"])
+        for run in ("reference", "demo")
+    ]
+
+    assert shown == levels
+    assert f"×{levels[1] / levels[0]:.3g}" in row.inner_text()

@@ -5,7 +5,7 @@ import { causes } from "./causes.js";
 import { fill, h, loading, section, table } from "./dom.js";
 import { axis, color, figure, logarithmic, plain, thin } from "./plots.js";
 import { distribution, profiles } from "./shapes.js";
-import { KEY_METRICS, asShare, number, times, verdict } from "./words.js";
+import { KEY_METRICS, asShare, number, share, times, verdict, words } from "./words.js";
 
 /** `parts`: [] form only, [run, run] two runs, [run, step, run, step] two steps. */
 export async function showCompare({ parts }) {
@@ -77,6 +77,35 @@ async function steps([runA, stepA, runB, stepB]) {
 
 const legend = ({ first, second }) => h("p", { class: "legend" }, h("span", { class: "swatch" }, h("span", { class: "dot accent" }), first), h("span", { class: "swatch" }, h("span", { class: "dot accent2" }), second));
 
+/** Of the values that are known; null: none is. */
+export function median(values) {
+  const known = values.filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
+  const half = known.length >> 1;
+  return known.length === 0 ? null : known.length % 2 ? known[half] : (known[half - 1] + known[half]) / 2;
+}
+
+/** Where each run stands, and medians over all of its steps, which one bad step does not move. */
+function summary(a, b) {
+  const columns = [["k3_mean", ""], ["abs_mean", ""], ["ess_ratio", "share"], ["clip_fraction", "share"]]
+    .filter(([name]) => [a, b].some((one) => one.metrics[name]));
+  const bad = (one) => one.verdict.filter((value) => value !== "ok").length / Math.max(one.verdict.length, 1);
+  const rows = [
+    ["steps", (one) => number(one.step.length)],
+    ["steps that were not ok", (one) => number(bad(one), share(bad(one)))],
+    ["last verdict", (one) => (one.verdict.length ? verdict(one.verdict.at(-1)) : "—")],
+    ["last likely cause", (one) => words(one.cause.at(-1)) || "—"],
+    ["last rollout_train_kl", (one) => number(one.metrics.k3_mean?.at(-1)), (one) => one.metrics.k3_mean?.at(-1)],
+    ...columns.map(([name, unit]) => [`median ${KEY_METRICS.find(([id]) => id === name)[1]}`, (one) => number(median(one.metrics[name] ?? []), asShare(unit, median(one.metrics[name] ?? []))), (one) => median(one.metrics[name] ?? [])]),
+  ];
+  const linked = (one) => h("a", { href: link.run(one.run) }, one.run);
+  return table("Two runs", [
+    { title: "metric", get: ([title]) => title },
+    { title: linked(a), numeric: true, get: ([, shown]) => shown(a) },
+    { title: linked(b), numeric: true, get: ([, shown]) => shown(b) },
+    { title: "ratio", numeric: true, get: ([, , value]) => (value && value(a) && value(b) ? times(value(b) / value(a)) : "—") },
+  ], rows);
+}
+
 async function twoRuns([runA, runB]) {
   const [a, b] = await Promise.all([api.timeline(runA), api.timeline(runB)]);
   const names = ["k3_mean", "abs_mean", "ess_ratio", "clip_fraction", "reward", "grad_norm", "entropy"].filter((name) => [a, b].some((one) => one.metrics[name] ?? one.scalars[name]));
@@ -91,5 +120,5 @@ async function twoRuns([runA, runB]) {
     build: () => ({ data: [curve(a, name, "accent"), curve(b, name, "accent2")], layout: { xaxis: axis("step"), yaxis: axis("", log.has(name) ? logarithmic : {}), hovermode: "x" } }),
   }));
   const same = ["k3_mean", "abs_mean", "abs_max"].every((name) => JSON.stringify(a.metrics[name]) === JSON.stringify(b.metrics[name])) && a.step.length === b.step.length;
-  return [same ? twins("runs") : null, legend({ first: h("a", { href: link.run(runA) }, runA), second: h("a", { href: link.run(runB) }, runB) }), h("div", { class: "pair" }, plots)];
+  return [same ? twins("runs") : null, section("Numbers", summary(a, b)), h("h2", {}, "Curves"), legend({ first: h("a", { href: link.run(runA) }, runA), second: h("a", { href: link.run(runB) }, runB) }), h("div", { class: "pair" }, plots)];
 }
