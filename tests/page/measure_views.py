@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from bare_chromium import bare_chromium
-from cold_start import VIEWS, open_cold
+from cold_start import HIGH, VIEWS, open_cold
 from looking import fill
 from service_process import running_service
 
@@ -26,7 +26,10 @@ def main(times: int) -> None:
         with running_service(Path(folder)) as service, bare_chromium() as browser:
             open_cold(browser, f"{service.url}/#/")  # the browser's own start is not the page's
             for name, address in VIEWS.items():
-                seen = [open_cold(browser, f"{service.url}/{address}") for _ in range(times)]
+                seen = [
+                    open_cold(browser, f"{service.url}/{address}", height=HIGH.get(name, 1000))
+                    for _ in range(times)
+                ]
                 text, plots, work = (
                     statistics.median(getattr(one, what) for one in seen)
                     for what in ("text", "plots", "main_thread")

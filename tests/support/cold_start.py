@@ -16,11 +16,13 @@ VIEWS = {
     f"run of {LONG} steps": "#/runs/long",
     "run with reference": "#/runs/reference",
     "step": "#/runs/demo/steps/39",
+    "step and its plots": "#/runs/demo/steps/39",
     "two runs": "#/compare/demo/long",
     "two steps": "#/compare/demo/29/demo/39",
     "health": "#/health",
     "runbook": "#/runbooks/temperature_not_restored",
 }
+HIGH = {"step and its plots": 2400}  # pixels of the window; others: 1000
 READY = """document.querySelector('main:not([aria-busy]) :is(h1, h3)') !== null
     && document.querySelector('main .state[role=status]') === null
     && [...document.querySelectorAll('.plot')]
@@ -40,9 +42,9 @@ class Opening:
     transferred: int
 
 
-def open_cold(browser: BareChromium, url: str) -> Opening:
+def open_cold(browser: BareChromium, url: str, *, height: int = 1000) -> Opening:
     """In a context of its own."""
-    with browser.page(url, width=1280, height=1000) as page:
+    with browser.page(url, width=1280, height=height) as page:
         page.wait_until(READY)
         marks = page.value(MARKS)
         text = min(at for name, at in marks if name == "text")
