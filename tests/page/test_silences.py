@@ -57,6 +57,10 @@ def test_a_silence_is_asked_for_shown_and_ended(visit: Visit, service: ServicePr
         ("run?", "run1", True),
         ("a.b", "axb", False),
         ("(", "(", True),
+        ("*", "", True),
+        ("a*b*c", "a-b-b-c", True),
+        ("a*b*c", "a-b-b", False),
+        ("*a" * 90 + "b", "a" * 199, False),
     ],
 )
 def test_silences_of_many_runs_are_shown_on_those(
