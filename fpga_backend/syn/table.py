@@ -35,13 +35,13 @@ def per_lane(layouts: list[dict[str, Any]], entry: dict[str, Any], cell: str) ->
 
 def render_layouts(layouts: list[dict[str, Any]]) -> str:
     """One row per layout; in brackets, cells per lane beyond the first."""
-    lines = ["| lanes | seed | constraint | density | clock | COMB | FF | DP16KD | MULT18X18D |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| lanes | seed | constraint | clock | COMB | FF | DP16KD | MULT18X18D |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for entry in layouts:
         cells = " | ".join(f"{entry['cells'][c]}{per_lane(layouts, entry, c)}" for c in CELLS)
         lines.append(
             f"| {entry['lanes']} | {entry['seed']} | {entry['target_mhz']:.0f} MHz "
-            f"| {entry['density']} | {entry['fmax_mhz']} MHz | {cells} |"
+            f"| {entry['fmax_mhz']} MHz | {cells} |"
         )
     return "\n".join(lines) + "\n"
 
