@@ -284,3 +284,25 @@ def test_two_runs_are_compared_in_numbers_too(visit: Visit, service: ServiceProc
 
     assert shown == levels
     assert f"×{levels[1] / levels[0]:.3g}" in row.inner_text()
+
+
+def test_a_step_without_a_pair_shows_no_empty_plots(visit: Visit) -> None:
+    """One side never came: what was lost is told, and nothing is drawn of nothing."""
+    page = visit.page
+    empty = {"received": 0, "counted": 0}
+
+    def cut(route: Route) -> None:
+        step = route.fetch().json()
+        lost = {"verdict": "unknown", "metrics": {}, "coverage": empty, "diagnosis": []}
+        told = {"reasons": ["the train side never came"], "evicted": {"step_closed": 48}}
+        route.fulfill(json={**step, **lost, **told})
+
+    page.route(re.compile(rf"/demo/steps/{LAST}$"), cut)
+    visit.open(f"#/runs/demo/steps/{LAST}")
+    text = page.locator("main").inner_text()
+
+    assert "the train side never came" in text
+    assert "On which tokens?\nNot known: no token has both sides." in text
+    assert "Look: samples given up" in text
+    assert page.locator(".plot, #tokens, .tile").count() == 0
+    assert visit.complaints == []

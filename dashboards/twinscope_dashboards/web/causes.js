@@ -53,7 +53,7 @@ function facts(cause) {
   const all = Object.entries(estimate).filter(([name]) => name !== "temperature" || !relative);
   const estimates = all.filter(([, value], i) => !all.slice(0, i).some(([, earlier]) => earlier === value)); // the same number under two names
   if (estimates.length === 0 && cause.group.length === 0 && cause.share >= 1) return null;
-  const shown = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : JSON.stringify(value));
+  const shown = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : Array.isArray(value) ? value.join(", ") : JSON.stringify(value));
   return h("dl", { class: "facts" },
     estimates.map(([name, value]) => [h("dt", {}, ESTIMATES[name] ?? words(name)), h("dd", {}, shown(value))]),
     cause.share < 1 ? [h("dt", {}, "touches"), h("dd", {}, `${share(cause.share)} of the tokens' samples`)] : null,

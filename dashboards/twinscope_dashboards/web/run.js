@@ -20,7 +20,7 @@ export async function showRun({ run, query }) {
     return { title: run, nodes, stamp: stamp(view) };
   }
   const [curves, steps, beside] = [h("div", { class: "curves" }, loading("the timeline")), h("div", {}), h("span", {})];
-  nodes.push(situation({ step: view.last, alerts, href: at, links: [h("a", { href: link.step(run, view.last.step, "?at=tokens") }, "the tokens of the last step"), beside], events, place: { run } }),
+  nodes.push(situation({ step: view.last, alerts, href: at, links: [h("a", view.last.coverage?.counted ? { href: link.step(run, view.last.step, "?at=tokens") } : { href: at(view.last.step) }, view.last.coverage?.counted ? "the tokens of the last step" : "the last step"), beside], events, place: { run } }),
     curves, alertList(run, alerts, at), eventList(events, at), steps);
   const ready = fill(curves, async () => {
     const data = await api.timeline(run);

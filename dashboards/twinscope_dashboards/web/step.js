@@ -12,26 +12,32 @@ export async function showStep({ run, step: number_, query }) {
   const [step, alerts, around] = await Promise.all([api.step(run, number_), api.alerts(run), neighbours(run, Number(number_))]);
   const at = (other) => link.step(run, other);
   const about = alerts.filter((alert) => covers(alert, step.step)).map((alert) => ({ ...alert, state: "firing" }));
-  const shapes = h("div", {}, loading("where in the samples it differs"));
-  const tokens = h("div", {}, loading("the kept samples"));
+  const { parts, ready } = step.coverage?.counted ? compared(run, step, query) : { parts: [], ready: null };
   const nodes = [
     heading(run, step, around, at),
     situation({ step, alerts: about, href: at, links: lookAt(run, step, about), place: { run, step: step.step } }),
-    keyNumbers(step),
+    parts.length ? keyNumbers(step) : null,
     section("Causes", causes(step, { told: true })),
-    h("section", { "aria-label": "Distribution and profiles" }, shapes),
-    h("section", { "aria-label": "Tokens", id: "tokens" }, tokens),
-    coverage(step),
-    everything(step),
+    ...parts, coverage(step), everything(step),
   ];
-  const evidence = api.evidence(run, number_);
-  const ready = Promise.allSettled([
-    fill(shapes, async () => shapesOf(await api.profiles(run, number_), await evidence, step)),
-    fill(tokens, async () => [worstTokens(await evidence, step, { open: (sample) => link.step(run, step.step, `?at=tokens&sample=${encodeURIComponent(sample)}`) }), await tokenMap(await evidence, { chosen: query.get("sample") })]),
-  ]);
-  if (query.get("at") === "tokens") ready.then(() => document.getElementById("tokens")?.scrollIntoView());
+  if (query.get("at") === "tokens") ready?.then(() => document.getElementById("tokens")?.scrollIntoView());
   const go = (other) => () => { if (other !== undefined) location.hash = at(other); };
   return { title: `${run} step ${step.step}`, nodes, ready, stamp: `${step.state}/${step.samples}`, up: link.run(run), keys: { j: go(around.next), k: go(around.previous) } };
+}
+
+/** Where the two sides differ: boxes that fill when profiles and samples have come. */
+function compared(run, step, query) {
+  const shapes = h("div", {}, loading("where in the samples it differs"));
+  const tokens = h("div", {}, loading("the kept samples"));
+  const evidence = api.evidence(run, step.step);
+  const open = (sample) => link.step(run, step.step, `?at=tokens&sample=${encodeURIComponent(sample)}`);
+  return {
+    parts: [h("section", { "aria-label": "Distribution and profiles" }, shapes), h("section", { "aria-label": "Tokens", id: "tokens" }, tokens)],
+    ready: Promise.allSettled([
+      fill(shapes, async () => shapesOf(await api.profiles(run, step.step), await evidence, step)),
+      fill(tokens, async () => [worstTokens(await evidence, step, { open }), await tokenMap(await evidence, { chosen: query.get("sample") })]),
+    ]),
+  };
 }
 
 export async function stepStamp(run, number_) {
@@ -61,6 +67,7 @@ function heading(run, step, around, at) {
 
 function lookAt(run, step, about) {
   const onset = Math.min(...about.map((alert) => alert.onset_step ?? alert.step));
+  if (!step.coverage?.counted) return [h("a", { href: link.run(run) }, "the run")];
   return [
     h("a", { href: link.step(run, step.step, "?at=tokens") }, "the worst tokens"),
     Number.isFinite(onset) && onset > 0 ? [" · ", h("a", { href: link.compare(run, onset - 1, run, step.step) }, `step ${onset - 1} beside step ${step.step}`)] : null,
