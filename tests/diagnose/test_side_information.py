@@ -12,7 +12,7 @@ import pytest
 from twinscope.wire.batch import Batch
 from twinscope_service.diagnose.cause import Cause
 from twinscope_service.diagnose.context import Context, Event, History, JoinCounts, StepPoint
-from twinscope_service.diagnose.numerics import position_slope, rope_mismatch
+from twinscope_service.diagnose.numerics import rope_mismatch
 from twinscope_service.diagnose.rank import diagnose
 from twinscope_service.diagnose.view import View
 from twinscope_service.lab.cases import Case, summarise
@@ -287,7 +287,7 @@ def test_disagreement_that_falls_less_steeply_than_before_is_no_rotary_fault(hea
 
     view = View(summary, context, History(baseline=baseline, onset_step=3))
 
-    assert position_slope(view).value == pytest.approx(-0.6, abs=0.1)
+    assert view.position_slope.value == pytest.approx(-0.6, abs=0.1)
     assert rope_mismatch(view) is None
 
 

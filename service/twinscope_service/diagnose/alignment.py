@@ -276,18 +276,19 @@ def _by_padding(view: View, cause: str) -> Claim | None:
     known = known & (view.column("n") > 0)
     if known.sum() < 8 or np.ptp(pad[known]) == 0:
         return None
+    some = known & (pad > 0)
+    none = known & (pad == 0)
+    if level_at(view, view.k3_of(some, beyond=FEW_TOKENS)) < RAISED:
+        return None
     level = view.noise_level
     rho = spearman(pad[known], level[known])
     z = atanh(min(rho, 0.99)) * sqrt(known.sum() - 3)  # Fisher's transform
-    some = known & (pad > 0)
-    none = known & (pad == 0)
     fit = rho / 0.5
     enough = min(some.sum(), none.sum()) >= 3
     gap, contrast = compare(level, some, none) if enough else (0.0, 0.0)
     if gap > PADDED_GAP and contrast > z:  # padding acts, but not by how much there is
         z, fit = contrast, max(fit, gap / PADDED_GAP)
-    quiet = level_at(view, view.k3_of(some, beyond=FEW_TOKENS)) < RAISED
-    if z < 3.0 or fit < LEAST_FIT or quiet:
+    if z < 3.0 or fit < LEAST_FIT:
         return None
     first_clean = _first_token_is_clean(view, some)
     mine = first_clean == (cause == "position_offset")

@@ -14,7 +14,6 @@ from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.level import level_strength, model_class, usual_k3
 from twinscope_service.diagnose.mixture import loud_samples
 from twinscope_service.diagnose.view import Estimate, View
-from twinscope_service.measure.formulas import LOG_EPSILON, noise_ratio
 
 Z_EVIDENCE = 5.0
 Z_RAISED = 3.0  # where the level is above what healthy pairs show, however little
@@ -43,7 +42,7 @@ NOT_SEPARABLE = (
 
 def rope_mismatch(view: View) -> Claim | None:
     """Disagreement grows with position inside the samples: rotary angles differ."""
-    slope, level = position_slope(view), level_strength(view)
+    slope, level = view.position_slope, level_strength(view)
     usual = _usual_slope(view)
     excess, se = slope.value - usual.value, hypot(slope.se, usual.se)
     enough = view.samples >= ENOUGH_SAMPLES
@@ -99,22 +98,6 @@ def _rotary_rather_than_weights(slope: float, se: float) -> float:
     return min(EVEN_HINT + log_odds / HINT_SLOPE, 2.0)
 
 
-def position_slope(view: View) -> Estimate:
-    """d ln r / d ln(1 + t) with a level per sample; clustered.
-
-    Without the first token: samples of one prompt often share it, so that samples are not
-    independent there, and it has the largest leverage.
-    """
-    q, known = view.attribute("head_q0")
-    p, _ = view.attribute("head_p0")
-    first = np.where(known, np.log(noise_ratio(p - q, q) + LOG_EPSILON), 0.0)
-    n = np.maximum(view.column("n") - known, 1.0)
-    lr = view.column("lr") - first  # the first token's x is 0: nothing else to take off
-    xx = view.column("xx") - view.column("x") ** 2 / n
-    xy = view.column("xlr") - view.column("x") * lr / n
-    return view.ratio(xy, xx)
-
-
 def _usual_slope(view: View) -> Estimate:
     """Of the run's healthy baseline; 0 exactly without one.
 
@@ -124,7 +107,7 @@ def _usual_slope(view: View) -> Estimate:
     history = view.history
     if history is None or history.baseline is None:
         return Estimate(0.0, 0.0)
-    found = position_slope(View(history.baseline, view.context))
+    found = View(history.baseline, view.context).position_slope
     return Estimate(max(found.value, LEAST_USUAL), found.se)
 
 
@@ -171,7 +154,7 @@ def train_mode_dropout(view: View) -> Claim | None:
 
 def _dropout_by_shape(view: View) -> Claim | None:
     """Without equal contexts: loud noise that no token id explains and that fades with position."""
-    share, slope = view.token_share, position_slope(view)
+    share, slope = view.token_share, view.position_slope
     loud = view.k3 > 0.05 and view.correlation > 0.6
     if not loud or share is None or share > 0.026 or slope.value > -0.05:
         return None

@@ -7,7 +7,7 @@ clustered by sample (tokens of one sample share a context and are not independen
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, sqrt
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinscope_service.diagnose.context import Context, History
+from twinscope_service.measure.formulas import LOG_EPSILON, noise_ratio
 from twinscope_service.measure.records import (
     ATTRIBUTE,
     COLUMN,
@@ -50,6 +51,7 @@ class View:
     context: Context
     history: History | None = None
     keep: Mask | None = None  # [S] over summary.rows
+    origin: View | None = field(default=None, repr=False, compare=False)  # the view of all samples
 
     @property
     def whole(self) -> bool:
@@ -60,7 +62,7 @@ class View:
         """The view of the samples where `keep` [samples of this view] is true."""
         chosen = np.zeros(len(self.summary.rows.keys), bool)
         chosen[np.flatnonzero(self._kept)[keep]] = True
-        return replace(self, keep=chosen)
+        return replace(self, keep=chosen, origin=self.origin or self)
 
     @cached_property
     def _kept(self) -> Mask:
@@ -69,28 +71,26 @@ class View:
         return self.keep
 
     @cached_property
-    def _sums(self) -> F64:
-        sums = self.summary.rows.sums
-        return sums if self.keep is None else sums[self.keep]
-
-    @cached_property
-    def _side(self) -> F64 | None:
-        side = self.summary.rows.side
-        return side if side is None or self.keep is None else side[self.keep]
-
-    @cached_property
-    def _attributes(self) -> F64:
-        values = self.summary.rows.attributes
-        return values if self.keep is None else values[self.keep]
+    def _columns(self) -> dict[str, F64]:
+        """Columns and attributes that were asked for, contiguous: a row is 700 bytes wide."""
+        return {}
 
     @cached_property
     def _known(self) -> NDArray[np.int64]:
         known = self.summary.rows.known
         return known if self.keep is None else known[self.keep]
 
-    @cached_property
-    def _totals(self) -> F64:
-        return self.summary.sums if self.keep is None else self._sums.sum(axis=0)
+    def _taken(self, table: F64, index: int, name: str) -> F64:
+        """[S] column `index` of `table`, of the samples in view; taken once, not to be written."""
+        found = self._columns.get(name)
+        if found is None:
+            if self.keep is None or self.origin is None:
+                found = table[slice(None) if self.keep is None else self.keep, index].copy()
+            else:
+                found = self.origin._taken(table, index, name)[self.keep]
+            found.flags.writeable = False
+            self._columns[name] = found
+        return found
 
     # ---- sums
 
@@ -106,14 +106,17 @@ class View:
 
     def column(self, name: str) -> F64:
         """[S] per-sample sums of one column of records.COLUMNS or SIDE_COLUMNS."""
+        rows = self.summary.rows
         if name in COLUMN:
-            return self._sums[:, COLUMN[name]]
-        return np.zeros(len(self._sums)) if self._side is None else self._side[:, SIDE_COLUMN[name]]
+            return self._taken(rows.sums, COLUMN[name], name)
+        if rows.side is None:
+            return np.zeros(len(self._known))
+        return self._taken(rows.side, SIDE_COLUMN[name], name)
 
     def total(self, name: str) -> float:
         """Sum over counted tokens."""
-        if name in COLUMN:
-            return float(self._totals[COLUMN[name]])
+        if name in COLUMN and self.keep is None:
+            return float(self.summary.sums[COLUMN[name]])
         return float(self.column(name).sum())
 
     def mean(self, name: str, per: str = "n") -> float:
@@ -151,12 +154,15 @@ class View:
     def attribute(self, name: str) -> tuple[F64, Mask]:
         """[S] values and where they are known."""
         index = ATTRIBUTE[name]
-        return self._attributes[:, index], ((self._known >> index) & 1).astype(bool)
+        values = self._taken(self.summary.rows.attributes, index, f"attribute {name}")
+        return values, ((self._known >> index) & 1).astype(bool)
 
-    def labels(self, group: str) -> tuple[str, ...]:
-        """[S] labels of a group, "" where unknown."""
-        all_labels = self.summary.rows.groups[group]
-        return tuple(label for label, kept in zip(all_labels, self._kept, strict=True) if kept)
+    def labels(self, group: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """The distinct labels of a group, "" for unknown, and [S] the index of each sample's."""
+        labels = self.summary.rows.groups[group]
+        index = {label: code for code, label in enumerate(dict.fromkeys(labels))}
+        codes = np.fromiter(map(index.__getitem__, labels), np.int64, len(labels))
+        return tuple(index), codes[self._kept]
 
     # ---- profiles of the whole summary
 
@@ -226,6 +232,22 @@ class View:
     def noise_level(self) -> F64:
         """[S] mean of ln r: how loud a sample is, with its uncertainty taken out."""
         return self.column("lr") / np.maximum(self.column("n"), 1.0)
+
+    @cached_property
+    def position_slope(self) -> Estimate:
+        """d ln r / d ln(1 + t) with a level per sample; clustered.
+
+        Without the first token: samples of one prompt often share it, so that samples are not
+        independent there, and it has the largest leverage.
+        """
+        q, known = self.attribute("head_q0")
+        p, _ = self.attribute("head_p0")
+        first = np.where(known, np.log(noise_ratio(p - q, q) + LOG_EPSILON), 0.0)
+        n = np.maximum(self.column("n") - known, 1.0)
+        lr = self.column("lr") - first  # the first token's x is 0: nothing else to take off
+        xx = self.column("xx") - self.column("x") ** 2 / n
+        xy = self.column("xlr") - self.column("x") * lr / n
+        return self.ratio(xy, xx)
 
     @cached_property
     def rms_level(self) -> F64:

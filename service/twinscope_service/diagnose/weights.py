@@ -11,7 +11,7 @@ import numpy as np
 from twinscope_service.diagnose.claim import Claim, Diagnostic, explained
 from twinscope_service.diagnose.context import StepPoint
 from twinscope_service.diagnose.level import level_at, level_strength
-from twinscope_service.diagnose.numerics import OF_TOKENS, SLOPE, position_slope
+from twinscope_service.diagnose.numerics import OF_TOKENS, SLOPE
 from twinscope_service.diagnose.view import Mask, View, compare
 from twinscope_service.measure.records import F64, PROFILE_COLUMNS
 
@@ -239,7 +239,7 @@ def _by_level(view: View, cause: str) -> Claim | None:
 
 def _may_grow(view: View) -> bool:
     """Does the growth with position leave room for a rotary fault?"""
-    slope = position_slope(view)
+    slope = view.position_slope
     return slope.value + 2.0 * slope.se > SLOPE and (view.token_share or 0.0) < OF_TOKENS
 
 
@@ -357,7 +357,7 @@ def mixed_weight_versions(view: View) -> Claim | None:
     """Some engines, replicas or spans are of another version than the rest."""
     best = _by_span(view)
     for group in view.summary.rows.groups:
-        claim = _odd_labels(view, group, view.labels(group))
+        claim = _odd_labels(view, group)
         if claim is not None and (best is None or claim.strength > best.strength):
             best = claim
     return best
@@ -402,19 +402,19 @@ def _one_version_each(view: View, lags: int, known: Mask) -> bool:
     return bool(known.any()) and len(np.unique((train - rollout)[known])) >= lags
 
 
-def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None:
+def _odd_labels(view: View, group: str) -> Claim | None:
     """The label whose samples are loudest, against all others."""
-    names = np.array(labels)
-    known = (names != "") & (view.column("n") > 0)
-    distinct = sorted(set(names[known].tolist()))
+    names, codes = view.labels(group)
+    known = (view.column("n") > 0) & (codes != (names.index("") if "" in names else -1))
+    distinct = sorted(np.flatnonzero(np.bincount(codes[known], minlength=1)), key=names.__getitem__)
     if not 2 <= len(distinct) <= 256:
         return None
     level = view.noise_level
-    order = sorted(distinct, key=lambda name: -float(np.median(level[known & (names == name)])))
-    odd = _odd_prefix(view, names, known, order)
-    if not odd:
-        return None
-    rows = known & np.isin(names, odd)
+    median = {code: float(np.median(level[known & (codes == code)])) for code in distinct}
+    order = sorted(distinct, key=lambda code: -median[code])
+    found = _before_widest_gap([median[code] for code in order])
+    odd = [names[code] for code in order[:found]]
+    rows = known & np.isin(codes, order[:found])
     rest = known & ~rows
     gap, z = max(
         (compare(measure, rows, rest) for measure in (level, view.rms_level)), key=lambda c: c[1]
@@ -431,7 +431,7 @@ def _odd_labels(view: View, group: str, labels: tuple[str, ...]) -> Claim | None
             f"{group} {', '.join(odd)}: k3 {view.k3_of(rows) or 0.0:.2g} against "
             f"{k3_rest or 0.0:.2g} on the other {len(distinct) - len(odd)} (z {z:.1f})"
         ),
-        estimate={"group": group, "labels": list(odd), "samples": int(rows.sum())},
+        estimate={"group": group, "labels": odd, "samples": int(rows.sum())},
         k3_after=k3_rest,
         explains=1.0 if k3_rest is None else explained(view, k3_rest),
         touched=rows,
@@ -462,13 +462,10 @@ def unlabelled_part(view: View, loud: Mask) -> Claim:
     )
 
 
-def _odd_prefix(view: View, names: F64, known: Mask, order: list[str]) -> tuple[str, ...]:
-    """The loudest labels before the widest gap in the medians, at most half of them."""
-    level = view.noise_level
-    medians = [float(np.median(level[known & (names == name)])) for name in order]
+def _before_widest_gap(medians: list[float]) -> int:
+    """How many of the falling `medians` lie before the widest gap, at most half of them."""
     gaps = [a - b for a, b in pairwise(medians)]
-    widest = int(np.argmax(gaps[: max(len(order) // 2, 1)]))
-    return tuple(order[: widest + 1])
+    return int(np.argmax(gaps[: max(len(medians) // 2, 1)])) + 1
 
 
 def update_lost_to_rounding(view: View) -> Claim | None:
