@@ -40,6 +40,7 @@ def test_cost_of_the_plugin_is_measured_both_ways(tiny_llama: Path) -> None:
     }  # fmt: skip
     assert all(float(value) > 0 for value in found.values())
     assert "of a request's engine time" in done.stdout
+    assert re.search(r"^with - without, CPU of the front end per request -?\d", done.stdout, re.M)
     assert f"with: {arrived} tokens captured: {arrived} shipped, 0 waiting, lost: none" in (
         done.stdout
     )

@@ -77,3 +77,4 @@ def test_the_ratio_is_that_of_the_middle_block() -> None:
     assert blocks.ratio("with", "without", of="cpu").middle == 1.5
     assert blocks.ratio("with", "without", of="front").middle == 2.0
     assert blocks.ratio("with", "without", of="wall").middle == 1.0
+    assert blocks.extra("with", "without").middle == 1.0

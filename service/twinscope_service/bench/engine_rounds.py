@@ -67,6 +67,11 @@ class Blocks:
         pairs = zip(self.rounds[name], self.rounds[to], strict=True)
         return median_interval([_figure(one, of) / _figure(other, of) for one, other in pairs])
 
+    def extra(self, name: str, to: str) -> Interval:
+        """CPU seconds per round that the front end spent more: the plugin is nowhere else."""
+        pairs = zip(self.rounds[name], self.rounds[to], strict=True)
+        return median_interval([one.front - other.front for one, other in pairs])
+
 
 def _figure(one: Round, of: str) -> float:
     return one.front + one.core if of == "cpu" else float(getattr(one, of))

@@ -144,6 +144,7 @@ def run(
     print(f"{Path(model).name}: {samples} requests of {max_tokens // 4} to {max_tokens} tokens a")
     print(f"round, at most {AT_ONCE} at once; {direct.requests} requests timed\n")
     print("\n".join([*direct.lines(), "", *compare(blocks, conditions)]))
+    print(_extra(blocks, conditions, direct, samples))
     for one in conditions:
         if one.probe is not None:
             print(f"{one.name}: {books_line(one.probe.stats())}")
@@ -167,6 +168,18 @@ def compare(blocks: Blocks, conditions: Sequence[Condition]) -> Iterator[str]:
                         f"{name} / {to}, {label}".ljust(50)
                         + f"{found.middle:.4f}   {found.low:.4f} to {found.high:.4f}"
                     )
+
+
+def _extra(blocks: Blocks, conditions: Sequence[Condition], direct: Direct, requests: int) -> str:
+    """With minus without, in the terms of the table: per request, and of its time."""
+    found = blocks.extra(conditions[1].name, conditions[0].name)
+    middle, low, high = (part / requests for part in (found.middle, found.low, found.high))
+    whole = direct.alone or direct.engine
+    return (
+        f"with - without, CPU of the front end per request {_time(middle)} ({_time(low)} to "
+        f"{_time(high)}), {middle / whole:.4%} of its time "
+        f"({low / whole:.4%} to {high / whole:.4%})"
+    )
 
 
 def _conditions(service: str | None) -> list[Condition]:
