@@ -32,13 +32,15 @@ def test_the_temperature_drill_ends_with_the_temperature(
     start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is the usual one: the cause, the alert that speaks of the level, where to look."""
-    url = start().url
+    service = start()
+    url = service.url
     status = main(["drill", "--url", url, "--healthy", "25", "--faulty", "5", "--run", "a/b"])
     shown = capsys.readouterr().out
     assert status == 0, shown
     assert "inconsistent, cause temperature_not_restored" in shown
     assert "rollout_train_kl shifted at step 25" in shown
     assert f"{url}/#/runs/a%2Fb" in shown
+    assert [event["kind"] for event in service.get("/v1/runs/a%2Fb/events").json()] == ["finished"]
 
 
 @pytest.mark.parametrize(

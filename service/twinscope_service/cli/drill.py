@@ -135,6 +135,9 @@ class Drill:
             self._post("/v1/batches", content=body)
             self._post(f"/v1/runs/{quote(self.name, safe='')}/steps/{batch.step}/close")
 
+        # Or its quiet would raise an alarm of its own after a quarter of an hour.
+        self._client.post("/v1/events", json={"run": self.name, "kind": "finished"})
+
     def _post(self, path: str, *, content: bytes = b"") -> None:
         import httpx
 
