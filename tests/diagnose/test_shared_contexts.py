@@ -98,6 +98,20 @@ def test_a_truncation_alone_is_no_temperature(diagnosed: Diagnose) -> None:
     assert "temperature_not_restored" not in causes
 
 
+def test_a_fault_of_first_tokens_alone_is_no_temperature(
+    healthy: Case, diagnosed: Diagnose
+) -> None:
+    """The prompt ends in another token on one side: every first token has another law."""
+    p = healthy.batch.tensors["train_logprobs"].copy()
+    firsts = healthy.batch.offsets[:-1]
+    p[firsts] = 1.6 * p[firsts] - 0.5
+    causes = [c.cause for c in diagnosed(replace(healthy.batch, tensors={
+        **healthy.batch.tensors, "train_logprobs": p}))]  # fmt: skip
+
+    assert causes[0] == "boundary_token"
+    assert "temperature_not_restored" not in causes
+
+
 def test_without_prompts_the_k3_left_is_said_to_be_typical(diagnosed: Diagnose) -> None:
     """No prompt ids: nobody knows which answers share a context."""
     batch, _ = answers(0.7, 0.0, seed=3)

@@ -21,6 +21,7 @@ PRIOR_TOKENS = 10.0  # weight of the pooled mean of ρ in a sample's own
 TWO_SIDED = 0.25  # least share of tokens with q < p that a temperature above 1 has
 NODES = 6  # log-sum-exp nodes used around the smallest k3
 LEAST_FREEDOM = 12  # first tokens beyond one per prompt: a third off at most, on lab cases
+FIRST_APART = 8.0  # times the k3 of other tokens
 LEAST_OFF = 0.05  # of β from 1, there
 SURE_OF_ONE = 0.02  # standard error of β there from which "not off" means no temperature
 SAME_FACTOR = 0.15  # |ln| by which β of the shared contexts may differ from that of all tokens
@@ -193,6 +194,8 @@ def fit_shared_contexts(view: View, honest: str) -> SharedFit | None:
 
     Between different tokens of one context q − βp differs by noise alone.
     """
+    if _first_tokens_are_apart(view):
+        return None
     sampler, other = ("q", "p") if honest == "rollout" else ("p", "q")
     x, y, contexts = _shared_contexts(view, other, sampler)
     freedom, square = len(x) - contexts - 1, float((x * x).sum())
@@ -202,6 +205,15 @@ def fit_shared_contexts(view: View, honest: str) -> SharedFit | None:
     left = y - beta * x
     noise = float((left * left).sum()) / freedom
     return SharedFit(beta, sqrt(noise / square), noise)
+
+
+def _first_tokens_are_apart(view: View) -> bool:
+    """Do they disagree far more than the rest? Then something is wrong with them alone."""
+    if not view.whole:
+        return False
+    n, k3 = (float(view.profile("first", name)[0]) for name in ("n", "k3"))
+    others = (view.total("k3") - k3) / max(view.tokens - n, 1.0)
+    return k3 / max(n, 1.0) > FIRST_APART * others
 
 
 def k3_in_shared_contexts(view: View, fit: TemperatureFit) -> float | None:
