@@ -9,7 +9,7 @@ import random
 import cocotb
 import numpy as np
 from cocotb.clock import Clock
-from cocotb.triggers import ClockCycles, RisingEdge
+from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
 from cocotbext.axi import (
     AxiLiteBus,
     AxiLiteMaster,
@@ -178,3 +178,16 @@ async def registers_answer_by_the_rules_of_axi_lite(dut) -> None:  # type: ignor
     assert (await registers.write(OFFSET["id"], bytes(4))).resp == 2
     shape = await registers.read_dword(OFFSET["shape"])
     assert shape & 0xFF == LANES
+
+
+@cocotb.test()
+async def the_high_word_belongs_to_the_low_word_read_before_it(dut) -> None:  # type: ignore[no-untyped-def]
+    """The low word of `cycles` wraps in each clock of a read in turn: never off by 2^32."""
+    _, _, registers = await start(dut)
+    for ahead in range(1, 13):
+        await FallingEdge(dut.clk)
+        first = (7 << 32) - ahead
+        dut.control.cycles.value, dut.control.cycles_carry.value = first, 0
+        low = await registers.read_dword(OFFSET["cycles"])
+        high = await registers.read_dword(OFFSET["cycles_high"])
+        assert 0 < (high << 32 | low) - first < 100, f"{ahead} clocks before the wrap"
