@@ -191,3 +191,32 @@ async def the_high_word_belongs_to_the_low_word_read_before_it(dut) -> None:  # 
         low = await registers.read_dword(OFFSET["cycles"])
         high = await registers.read_dword(OFFSET["cycles_high"])
         assert 0 < (high << 32 | low) - first < 100, f"{ahead} clocks before the wrap"
+
+
+@cocotb.test()
+async def a_reset_amid_records_leaves_nothing_behind(dut) -> None:  # type: ignore[no-untyped-def]
+    """Short chunks without end, a reset at every phase of the serialiser: the next record is whole
+    and holds its own chunk only."""
+    source, sink, registers = await start(dut)
+    on = CONTROL["enable"] | CONTROL["framed"]
+    q, p = draw(np.random.default_rng(5), LANES)
+    ones, none = np.ones(LANES, dtype=int), np.zeros(LANES, dtype=bool)
+    sums, _, _ = golden.sum_tokens(golden.compute(q, p))
+    for wait in range(8):
+        for tag in range(60):
+            await source.send(frame(Chunk(tag, 0, LANES), q, p, ones, none))
+        await ClockCycles(dut.clk, 80 + wait)
+        await registers.write_dword(OFFSET["control"], on | CONTROL["reset"])
+        source.clear()
+        await ClockCycles(dut.clk, 140)
+        await source.wait()
+        sink.clear()
+        await source.send(frame(Chunk(99, 0, LANES), q, p, ones, none))
+        tag = -1
+        while tag != 99:  # a chunk that the source held in its hands comes first
+            last = bytes((await sink.recv()).tdata)[-128:]  # before it, beats of a record cut off
+            records, intact = decode_records(last)
+            tag = int(records.tag[0])
+            assert intact.all(), f"damaged after a reset at {wait}"
+            assert records.serial[0] <= 1
+        assert (records.sums[0] == sums).all()
