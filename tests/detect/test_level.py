@@ -126,7 +126,9 @@ def test_one_wild_batch_of_any_size_is_a_spike_and_never_a_level_shift(
     values[at] *= math.exp(size)
     _, findings = watch(values)
     assert [f.step for f in of(findings, "spike")] == [at]
-    assert [f.step for f in of(findings, "spike", "resolved")] == [at + 1]
+    (over,) = of(findings, "spike", "resolved")
+    assert over.step == at + 1
+    assert over.after == pytest.approx(values[at])  # not that of the step after it
     assert not [f for f in findings if f.kind == "level_shift"]
 
 

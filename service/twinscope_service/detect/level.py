@@ -318,7 +318,7 @@ class _Work:
         goes_on = shifted or self.shift is not None
         if self.spike is not None and (goes_on or not wild):
             over = "goes on as a level shift" if goes_on else "is over"
-            self._report("spike", "resolved", replace(self.spike, after=y), over=over)
+            self._report("spike", "resolved", self.spike, over=over)  # with its own height
             self.spike = None
         elif wild and self.spike is None and self.shift is None:
             self.spike = Excursion("firing", tick, self.seen.step, x[k.MEDIAN], y, x[k.SCALE])
