@@ -15,8 +15,10 @@ export function brush({ steps, values, verdicts, pick }) {
   const field = (label, value) => h("input", { type: "number", min: first, max: last, value, "aria-label": label, onchange: typed });
   const [low, high] = [field("from step", first), field("to step", last)];
   function typed() {
-    const [a, b] = [Number(low.value), Number(high.value)].map((step) => Math.min(Math.max(step, first), last));
-    if (Number.isFinite(a) && Number.isFinite(b) && a < b) pick(a, b);
+    const asked = [low, high].map((box) => (box.value === "" ? NaN : Math.min(Math.max(Math.round(Number(box.value)), first), last)));
+    const wrong = !asked.every(Number.isFinite) ? "a step number is missing" : asked[0] > asked[1] ? `step ${low.value} is after step ${high.value}` : "";
+    said.textContent = wrong; // not turned round: the other box may be the next to be typed in
+    if (!wrong) pick(...asked);
   }
   const at = (event) => {
     const box = picture.getBoundingClientRect();
@@ -31,7 +33,9 @@ export function brush({ steps, values, verdicts, pick }) {
     if (b - a >= 2) pick(a, b); else pick(first, last);
   });
   const quick = (label, count) => (steps.length > count ? h("button", { type: "button", onclick: () => pick(steps.at(-count), last) }, label) : null);
+  const said = h("span", { class: "error", role: "status" });
   function show(from, to) {
+    said.textContent = "";
     shade.setAttribute("x", x(from));
     shade.setAttribute("width", Math.max(x(to) - x(from), 2));
     [low.value, high.value] = [from, to];
@@ -39,7 +43,7 @@ export function brush({ steps, values, verdicts, pick }) {
   const node = h("div", { class: "range" }, picture,
     h("div", { class: "range-controls" }, "steps ", low, " to ", high,
       quick("last 1000", 1000), quick("last 200", 200), quick("last 50", 50),
-      h("button", { type: "button", onclick: () => pick(first, last) }, "all")));
+      h("button", { type: "button", onclick: () => pick(first, last) }, "all"), said));
   return { node, show };
 }
 

@@ -139,11 +139,12 @@ const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(document.documentElement
 
 const KEYS = { r: () => { location.hash = "#/"; }, u: () => { location.hash = shown.up ?? "#/"; }, t: nextTheme };
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input:not([type=checkbox]), select, textarea")) return;
   pressed.push(event.key);
   pressKeys();
 });
 addEventListener("hashchange", () => show());
+addEventListener("readdressed", () => { shownAt = location.hash; });
 document.getElementById("theme").addEventListener("click", nextTheme);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); view.focus(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));

@@ -45,7 +45,7 @@ function frame(layout) {
   };
 }
 
-const CONFIG = { responsive: true, displayModeBar: false, displaylogo: false, doubleClick: "reset", showTips: false };
+const CONFIG = { responsive: true, displayModeBar: false, displaylogo: false, doubleClick: false, showTips: false };
 const live = new Set();
 
 addEventListener("themechange", () => {
@@ -58,17 +58,27 @@ addEventListener("themechange", () => {
  * A figure that draws itself once it is seen.
  *
  * `build()` gives {data, layout} in the colours of the moment; `on`: Plotly events by name;
- * `note`: how to read it; `table`: the same numbers as a node, built when asked for.
+ * `note`: how to read it; `table`: the same numbers as a node, built when asked for; `height`:
+ * pixels, or a function that tells them anew for each drawing.
  */
 export function figure({ title, note, label, height = 300, build, on = {}, table = null }) {
   const box = h("div", { class: "plot", role: "img", "aria-label": label ?? title });
-  box.style.height = `${height}px`;
+  const pixels = typeof height === "function" ? height : () => height;
+  box.style.height = `${pixels()}px`;
   const plot = { box, drawn: null, redraw: () => (plot.drawn === null ? null : draw()) };
-  const draw = async () => {
+  // One drawing at a time, and the newest wish is the last: the library would finish in any order.
+  let [turn, wishes] = [Promise.resolve(), 0];
+  const draw = () => {
+    const mine = (wishes += 1);
+    turn = turn.then(() => (mine === wishes || plot.drawn === null ? paint() : plot.drawn));
+    return turn;
+  };
+  const paint = async () => {
     try {
       const Plotly = await plotly();
       const { data, layout } = build();
-      plot.drawn = await Plotly.react(box, data, frame(layout), CONFIG);
+      box.style.height = `${pixels()}px`;
+      plot.drawn = await Plotly.react(box, data, frame({ height: pixels(), ...layout }), CONFIG);
       return plot.drawn;
     } catch (error) {
       box.replaceChildren(h("p", { class: "state" }, `No plot: ${error.message}.`));

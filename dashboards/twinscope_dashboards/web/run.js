@@ -29,10 +29,16 @@ export async function showRun({ run, query }) {
     steps.replaceChildren(stepList(data, at));
     return [timeline(data, {
       range: rangeOf(query, data), onStep: (step) => { location.hash = at(step); },
-      onRange: (from, to) => history.replaceState(null, "", link.run(run, from === null ? "" : `?from=${from}&to=${to}`)),
+      onRange: (from, to) => readdress(link.run(run, from === null ? "" : `?from=${from}&to=${to}`)),
     }), policyRef(data)];
   });
   return { title: run, nodes, ready, stamp: stamp(view), up: "#/", keys: { j: () => { location.hash = at(leading(alerts)?.onset_step ?? view.last.step); } } };
+}
+
+/** Another address of the view that is shown, and stays. */
+function readdress(address) {
+  history.replaceState(null, "", address);
+  dispatchEvent(new Event("readdressed"));
 }
 
 /** What tells that something is new without fetching it all. */
@@ -64,8 +70,9 @@ function onsetBeside(run, data) {
 }
 
 function rangeOf(query, data) {
-  const [from, to] = [Number(query.get("from")), Number(query.get("to"))];
-  return query.has("from") && from < to && from >= data.step[0] ? { from, to: Math.min(to, data.step.at(-1)) } : null;
+  if (!query.has("from") || !query.has("to")) return null;
+  const [from, to] = [Number(query.get("from")), Number(query.get("to"))].sort((a, b) => a - b);
+  return from >= data.step[0] && from <= data.step.at(-1) ? { from, to: Math.min(to, data.step.at(-1)) } : null;
 }
 
 function eventList(events, at) {

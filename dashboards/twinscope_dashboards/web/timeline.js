@@ -22,17 +22,19 @@ export function timeline(data, { range, onRange, onStep }) {
   const all = { from: data.step[0], to: data.step.at(-1) };
   let view = range ?? all;
   const plot = figure({
-    title: "rollout_train_kl", note: "log scale; grey: where this run's healthy steps lie; click a step to open it, drag to zoom, double-click to see all",
+    title: "rollout_train_kl", note: "log scale; grey: where this run's healthy steps lie; click at a step to open it, drag to zoom, double-click to see all",
     label: `rollout_train_kl of ${data.step.length} steps, logarithmic, with alarms and events`,
-    height: 380, build: () => build(data, columns, { view, shown }),
+    height: () => 320 + 92 * shown.size, build: () => build(data, columns, { view, shown }),
     on: {
-      plotly_click: (event) => { const step = event.points.find((point) => Number.isInteger(point.x)); if (step) onStep(step.x); },
+      plotly_click: (event) => { const point = event.points.find(({ x }) => Number.isInteger(x)); if (point) press.once(point.x); },
+      plotly_doubleclick: () => { press.twice(); pick(all.from, all.to); },
       plotly_relayout: (event) => {
-        if (event["xaxis.range[0]"] !== undefined) pick(Math.round(event["xaxis.range[0]"]), Math.round(event["xaxis.range[1]"]));
-        else if (event["xaxis.autorange"]) pick(all.from, all.to);
+        if (event["xaxis.range[0]"] !== undefined) pick(...inside(event["xaxis.range[0]"], event["xaxis.range[1]"]));
       },
     },
   });
+  const press = presses(onStep);
+  plot.plot.addEventListener("click", (event) => { const step = stepAt(plot.plot, event, data.step); if (step !== null) press.once(step); });
   const strip = brush({ steps: data.step, values: data.metrics.k3_mean?.map((v) => (v > 0 ? Math.log10(v) : null)) ?? [], verdicts: data.verdict, pick });
   strip.show(view.from, view.to);
   function pick(from, to) {
@@ -44,12 +46,42 @@ export function timeline(data, { range, onRange, onStep }) {
   const toggles = h("fieldset", { class: "toggles" }, h("legend", {}, "beside it"), extra.map((name) => h("label", {},
     h("input", { type: "checkbox", checked: shown.has(name), onchange: (event) => {
       if (event.target.checked) shown.add(name); else shown.delete(name);
-      resize();
       plot.redraw();
     } }), ` ${TITLES[name] ?? words(name)}`)));
-  function resize() { plot.plot.style.height = `${320 + 92 * shown.size}px`; }
-  resize();
   return h("div", { class: "timeline" }, plot, strip.node, h("details", {}, h("summary", {}, "More curves"), toggles));
+}
+
+/** First and last step between two places on the axis; the nearest one, if none is. */
+function inside(low, high) {
+  const nearest = Math.round((low + high) / 2);
+  return Math.ceil(low) <= Math.floor(high) ? [Math.ceil(low), Math.floor(high)] : [nearest, nearest];
+}
+
+const DOUBLE_MS = 350; // a little more than the plotting library waits for the second press
+
+/** One press opens a step, a moment later: it may be the first half of a double one. */
+function presses(onStep) {
+  let [waiting, deaf] = [null, 0];
+  return {
+    once(step) {
+      if (waiting === null && performance.now() > deaf) waiting = setTimeout(() => { waiting = null; onStep(step); }, DOUBLE_MS);
+    },
+    twice() {
+      clearTimeout(waiting);
+      [waiting, deaf] = [null, performance.now() + DOUBLE_MS];
+    },
+  };
+}
+
+/** The step below or above which the plot was pressed; null beside the axes. */
+function stepAt(box, event, steps) {
+  const { xaxis, _size: size } = box._fullLayout ?? {};
+  if (!xaxis) return null;
+  const edge = box.getBoundingClientRect();
+  const [x, y] = [event.clientX - edge.left - size.l, event.clientY - edge.top - size.t];
+  if (x < 0 || x > size.w || y < 0 || y > size.h) return null;
+  const at = xaxis.p2d(x);
+  return steps.reduce((best, step) => (Math.abs(step - at) < Math.abs(best - at) ? step : best), steps[0]);
 }
 
 function build(data, columns, { view, shown }) {

@@ -77,7 +77,7 @@ export function verdict(value) {
 }
 
 const SERIES = {
-  step: "steps", train: "the train side", rollout: "the rollout side", delta: "Δ", k3: "rollout_train_kl", abs_p50: "median |Δ|", abs_p99: "99th percentile of |Δ|", rho_excess: "E[ρ] − 1",
+  step: "steps", train: "the train side", rollout: "the rollout side", delta: "Δ", k3: "rollout_train_kl", abs_p50: "median |Δ|", abs_p99: "99th percentile of |Δ|", rho_excess: "E[ρ] − 1", surprise: "E[−p] less the entropy",
   nonfinite_share: "share of tokens that are NaN or infinite", sentinel_share: "share of tokens with a fill value", positive_share: "share of tokens with a log-prob above 0",
   zero_rollout_share: "share of tokens with log-prob q exactly 0", zero_train_share: "share of tokens with log-prob p exactly 0", delta_zero_share: "share of tokens with q = p", clamped_share: "share of tokens beyond the clamp",
 };
