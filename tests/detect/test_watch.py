@@ -76,6 +76,22 @@ def test_watched_series_are_the_levels_the_shares_and_every_group() -> None:
     assert np.median([one.value or 0 for one in groups]) == pytest.approx(1.0)
 
 
+def test_the_surprise_is_watched_where_the_trainer_sends_entropy() -> None:
+    """What both sides report wrongly leaves every other series where it was."""
+    rng, findings, state = np.random.default_rng(1), list[Finding](), RunWatch()
+    summary = measured(block(seed=1, samples=128, length=60, spread=np.full(2 * REPLICAS, 0.05)))
+    plain = derive(summary, MEASURE)
+    assert "surprise" not in {one.series for one in observe(summary, plain, step=0)}
+    for step in range(40):
+        surprise = 0.01 * rng.standard_normal() - (0.4 if step >= 30 else 0.0)
+        seen_here = observe(summary, {**plain, "surprise_mean": surprise}, step=step)
+        state, found = watch(state, seen_here, seen=seen(step), options=OPTIONS)
+        findings += found
+    shift = next(f for f in findings if f.kind == "level_shift" and f.state == "firing")
+    assert (shift.series, shift.onset_step) == ("surprise", 30)
+    assert shift.after == pytest.approx(-0.4, abs=0.02)
+
+
 def test_labels_that_change_by_themselves_are_not_watched() -> None:
     """A weight version lives for a step: it has no past to be compared with."""
     pairs = block(seed=1, samples=128, length=60, spread=np.full(128, 0.05))

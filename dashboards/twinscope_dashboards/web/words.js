@@ -35,28 +35,54 @@ export function ago(seconds) {
   const [count, unit] = past < 90 ? [past, "s"] : past < 5400 ? [past / 60, "min"] : past < 129600 ? [past / 3600, "h"] : [past / 86400, "d"];
   return `${Math.max(0, Math.round(count))} ${unit} ago`;
 }
-/** Until a moment of today or of another day, in this reader's time. */
-export function until(seconds) {
-  const end = new Date(seconds * 1000);
-  const today = end.toDateString() === new Date().toDateString();
-  return `until ${today ? "" : `${end.toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" })} `}${end.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })}`;
+/** A moment of today or of another day, in this reader's time. */
+export function moment(seconds) {
+  const at = new Date(seconds * 1000);
+  const today = at.toDateString() === new Date().toDateString();
+  return `${today ? "" : `${at.toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" })} `}${at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })}`;
 }
+export const until = (seconds) => `until ${moment(seconds)}`;
 
 const QUIET_S = 900; // as the silence alarm: three usual step times, but never before 15 minutes
 
+const FRESH_S = 60; // data younger than this, or than five usual step times, are those of a live run
+
 /** Does a run still live? `closed`: times at which its latest steps closed, ascending. */
 export function pulse(lastSeen, closed, events) {
-  if (events.at(-1)?.kind === "finished") return "finished";
+  return events.at(-1)?.kind === "finished" ? "finished" : pulseAt(lastSeen, usualPause(closed));
+}
+
+/** Seconds from step to step, the median of the latest. */
+function usualPause(closed) {
   const pauses = closed.slice(-120).map((at, i, all) => (i ? at - all[i - 1] : null)).slice(1).sort((a, b) => a - b);
-  const usual = pauses[Math.floor(pauses.length / 2)] ?? 0;
-  return Date.now() / 1000 - lastSeen > Math.max(QUIET_S, 3 * usual) ? "silent" : "live";
+  return pauses[Math.floor(pauses.length / 2)] ?? 0;
+}
+
+function pulseAt(lastSeen, usual) {
+  const age = Date.now() / 1000 - lastSeen;
+  return age > Math.max(QUIET_S, 3 * usual) ? "silent" : age < Math.max(FRESH_S, 5 * usual) ? "live" : "quiet";
+}
+
+/** The word of `pulse`, which `retell` keeps true while nothing new comes. */
+export function pulseWord(lastSeen, closed, events) {
+  const told = h("span", { class: "pulse", "data-last": lastSeen, "data-usual": usualPause(closed) });
+  tellPulse(told, pulse(lastSeen, closed, events));
+  return told;
+}
+
+function tellPulse(told, found) {
+  const minutes = Math.max(1, Math.floor((Date.now() / 1000 - Number(told.dataset.last)) / 60));
+  told.className = `pulse ${found}`;
+  told.dataset.pulse = found;
+  told.textContent = found === "quiet" ? `: quiet for ${minutes} min` : `: ${found}`;
 }
 
 export const time = (seconds) => (seconds ? h("time", { datetime: new Date(seconds * 1000).toISOString(), title: new Date(seconds * 1000).toLocaleString() }, ago(seconds)) : "—");
 
-/** Say anew how long ago everything was. */
+/** Say anew how long ago everything was, and what still lives. */
 export function retell(root) {
   for (const told of root.querySelectorAll("time[datetime]")) told.textContent = ago(Date.parse(told.dateTime) / 1000);
+  for (const told of root.querySelectorAll("[data-pulse]:not(.finished)")) tellPulse(told, pulseAt(Number(told.dataset.last), Number(told.dataset.usual)));
 }
 
 /** Changes every five minutes: a run that goes silent brings no news of itself. */
@@ -75,6 +101,9 @@ export function verdict(value) {
   const known = value in MARKS ? value : "unknown";
   return h("span", { class: `verdict ${known}` }, h("span", { "aria-hidden": "true" }, MARKS[known]), ` ${known}`);
 }
+
+/** What rose, where the verdict alone would say `ok`. */
+export const risen = (what) => h("span", { class: "verdict risen" }, h("span", { "aria-hidden": "true" }, "▲"), ` ${what}`);
 
 const SERIES = {
   step: "steps", train: "the train side", rollout: "the rollout side", delta: "Δ", k3: "rollout_train_kl", abs_p50: "median |Δ|", abs_p99: "99th percentile of |Δ|", rho_excess: "E[ρ] − 1", surprise: "E[−p] less the entropy",

@@ -57,7 +57,7 @@ def headline(news: Noticed) -> str:
     name, over = alert["series"], news["state"] == "resolved"
     if "{" in name:
         return f"{name.partition('{')[2].rstrip('}')} differs from the others"
-    if name.endswith("_share"):
+    if name.endswith("_share") or name == "surprise":
         return f"{series_words(name)} changed"
     if news["cause"] == FELL or (fell(alert["before"], alert["after"]) and not over):
         return "rollout and trainer differ less than before"

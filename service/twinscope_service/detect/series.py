@@ -43,7 +43,7 @@ def observe(summary: Summary, metrics: Metrics, *, step: int) -> list[Observatio
 
 
 def _levels(metrics: Metrics, *, step: int, tokens: int, samples: int) -> Iterator[Observation]:
-    """Mean k3, median and p99 of |Δ| on a log scale; E[ρ] − 1 as it is.
+    """Mean k3, median and p99 of |Δ| on a log scale; E[ρ] − 1 and E[−p] − H as they are.
 
     With the clustered standard errors of measure.derive where there is one. A quantile has none;
     the relative error of the mean |Δ| stands for its dependence on the batch size.
@@ -59,6 +59,8 @@ def _levels(metrics: Metrics, *, step: int, tokens: int, samples: int) -> Iterat
     excess = None if rho is None else rho - 1.0
     error = metrics.get("rho_mean_se")
     yield Observation("rho_excess", step, excess, tokens, samples, error, scale="linear")
+    if (surprise := metrics.get("surprise_mean")) is not None:  # the trainer sends entropy
+        yield Observation("surprise", step, surprise, tokens, samples, scale="linear")
 
 
 def _shares(summary: Summary, *, step: int) -> Iterator[Observation]:

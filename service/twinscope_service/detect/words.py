@@ -12,6 +12,7 @@ SERIES = {
     "abs_p50": "the median of |Δ|",
     "abs_p99": "the 99th percentile of |Δ|",
     "rho_excess": "E[ρ] − 1",
+    "surprise": "E[−p] less the entropy",
     "nonfinite_share": "the share of tokens with NaN or infinity",
     "sentinel_share": "the share of tokens with a fill value",
     "positive_share": "the share of tokens with a log-prob above 0",
