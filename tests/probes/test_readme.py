@@ -33,7 +33,7 @@ def test_the_ten_lines_are_those_of_the_front_page() -> None:
     front = (ROOT / "README.md").read_text(encoding="utf-8")
 
     assert SNIPPETS[0] == PYTHON.findall(front)[0]
-    assert SNIPPETS[0].rstrip().splitlines()[-1].startswith("probe.close()")
+    assert SNIPPETS[0].rstrip().splitlines()[-1].startswith("probe.close(")
 
 
 def test_the_ten_lines_run() -> None:
