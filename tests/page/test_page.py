@@ -118,8 +118,11 @@ def test_one_look_at_a_run_tells_onset_cause_and_fix(visit: Visit, service: Serv
          "Nothing was compared: both sides are the same numbers."),
         ({"verdict": "ok", "metrics": {"k3_mean": 0.008}},
          "It changed; the level alone would not alarm."),
+        ({"verdict": "inconsistent", "metrics": {"k3_mean": 0.008},
+          "reasons": ["within the level bands, yet stale_weights: 24 samples were made by"]},
+         "The level alone would not alarm; the cause does."),
     ],
-    ids=["a side is missing", "bypass", "within the bands"],
+    ids=["a side is missing", "bypass", "within the bands", "by its cause"],
 )  # fmt: skip
 def test_the_box_does_not_contradict_itself(step: dict[str, Any], told: str, visit: Visit) -> None:
     """Steps without a level, with equal sides, with an alarm below the bands; one stop each."""

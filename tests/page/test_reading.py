@@ -23,18 +23,30 @@ HOUR = 3600.0
 @pytest.mark.parametrize(
     ("age", "pause", "events", "told"),
     [
-        (60, 30, [], "live"),
+        (59, 1, [], "live"),
+        (149, 30, [], "live"),
+        (61, 1, [], "quiet"),
+        (151, 30, [], "quiet"),
         (2 * HOUR, 30, [], "silent"),
         (2 * HOUR, HOUR, [], "live"),
         (2 * HOUR, 30, [{"kind": "finished"}], "finished"),
-        (60, 30, [{"kind": "finished"}, {"kind": "restart"}], "live"),
+        (59, 30, [{"kind": "finished"}, {"kind": "restart"}], "live"),
     ],
-    ids=["fresh", "two hours at half a minute a step", "slow steps", "ended", "begun again"],
+    ids=[
+        "fresh",
+        "five steps",
+        "a minute at a second a step",
+        "more than five steps",
+        "two hours at half a minute a step",
+        "slow steps",
+        "ended",
+        "begun again",
+    ],
 )
 def test_a_run_lives_as_long_as_its_own_steps_say(
     age: float, pause: float, events: list[dict[str, str]], told: str, visit: Visit
 ) -> None:
-    """Silent after three usual step times and 15 minutes, as the alarm; finished if it said so."""
+    """Live for a minute or five step times, silent as the alarm says, finished if it said so."""
     page = visit.open("#/health")
     found = page.evaluate(
         """async ([age, pause, events]) => {
@@ -49,11 +61,17 @@ def test_a_run_lives_as_long_as_its_own_steps_say(
     assert found == told
 
 
-def test_a_run_says_whether_it_lives(visit: Visit) -> None:
-    """The example run has just ended, the time of its last data is beside the word."""
+def test_a_run_says_whether_it_lives(visit: Visit, service: ServiceProcess) -> None:
+    """Ten seconds after its last data, and as the clock goes on: live, then quiet for so long."""
+    page = visit.page
+    page.clock.install(time=service.get("/v1/runs/demo")["last_seen"] + 10)
     visit.open("#/runs/demo")
-    assert visit.page.locator("[data-pulse]").get_attribute("data-pulse") == "live"
-    assert re.search(r"last data .* ago: live", visit.page.locator(".heading").inner_text())
+    page.wait_for_selector("[data-pulse=live]")
+    assert re.search(r"last data .* ago: live", page.locator(".heading").inner_text())
+    page.clock.fast_forward("09:55")
+
+    page.wait_for_selector("[data-pulse=quiet]")
+    assert re.search(r"ago: quiet for 10 min", page.locator(".heading").inner_text())
 
 
 def alert(**more: Any) -> dict[str, Any]:
@@ -260,10 +278,10 @@ def test_a_phone_shows_a_run_as_a_card(browser: Browser, service: ServiceProcess
     context.close()
 
 
-def test_an_open_page_notices_that_a_run_went_silent(visit: Visit) -> None:
+def test_an_open_page_notices_that_a_run_went_silent(visit: Visit, service: ServiceProcess) -> None:
     """Nothing new comes, so the word changes by the clock alone: half an hour passes."""
     page = visit.page
-    page.clock.install()
+    page.clock.install(time=service.get("/v1/runs/demo")["last_seen"])
     visit.open("#/runs/demo")
     page.wait_for_selector("[data-pulse=live]")
     page.clock.fast_forward("30:00")

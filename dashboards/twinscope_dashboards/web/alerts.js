@@ -2,7 +2,7 @@
 
 import { api, link } from "./api.js";
 import { failure, fold, h, section, table } from "./dom.js";
-import { count, number, series, times, until, words } from "./words.js";
+import { count, number, risen, series, times, until, words } from "./words.js";
 
 /** About a level that fell: no trouble by itself. A group is compared with the others, so not it. */
 export const cameDown = (alert) => alert.kind === "level_shift" && !alert.series.includes("{")
@@ -15,6 +15,9 @@ export function leading(alerts) {
     .sort((a, b) => rank(a)[0] - rank(b)[0] || rank(a)[1] - rank(b)[1])[0] ?? null;
 }
 
+/** Beside a verdict of `ok`, which a firing rise does not leave as it is. */
+export const rise = (verdict, lead) => (verdict === "ok" && lead && lead.kind !== "silence" ? risen(words(lead.kind)) : null);
+
 /** A spike is over with its step; nobody had to resolve it. */
 function state(alert) {
   if (alert.kind === "spike") return h("span", { class: "alert resolved" }, "one step, over");
@@ -22,15 +25,15 @@ function state(alert) {
   return h("span", { class: `alert ${alert.state}` }, alert.state === "resolved" ? "over" : alert.state);
 }
 
-/** `at(step)`: address of a step. */
-export function alertList(run, alerts, at) {
+/** `at(step)`: address of a step; `silenced`: a node that tells of open silences, too. */
+export function alertList(run, alerts, at, { silenced = null } = {}) {
   const columns = [
     { title: "what", get: (alert) => h("span", {}, h("a", { href: link.runbook(`alerts/${alert.kind}`, { run }), title: "what it means, what to do" }, words(alert.kind)), ` of ${series(alert.series)}`) },
     { title: "state", get: state },
     { title: "since", get: (alert) => h("a", { href: at(alert.onset_step ?? alert.step) }, `step ${alert.onset_step ?? alert.step}`) },
     { title: "before", numeric: true, get: (alert) => number(alert.before) },
     { title: "after", numeric: true, get: (alert) => number(alert.after) },
-    { title: "ratio", numeric: true, get: (alert) => times(alert.ratio) || "—" },
+    { title: "after / before", numeric: true, get: (alert) => times(alert.ratio) || "—" },
     { title: "likely cause", get: (alert) => alert.causes.map(words).join(", ") || "—" },
   ];
   const gravity = (alert) => (cameDown(alert) ? 2 : alert.series === "k3" ? 0 : 1);
@@ -40,7 +43,7 @@ export function alertList(run, alerts, at) {
   const title = [lone ? `${count(lone, "spike")}, each of one step` : null, over.length > lone ? `${over.length - lone} over` : null].filter(Boolean).join("; ");
   return section("Alerts", open.length ? table("Alerts", columns, open, { cards: true }) : h("p", { class: "quiet" }, "Nothing fires."),
     over.length ? fold(title, table("Alerts that are over", columns, over.slice(0, 200), { cards: true })) : null,
-    silences(run, open));
+    silences(run, open, silenced));
 }
 
 const LENGTHS = [[3600, "1 hour"], [4 * 3600, "4 hours"], [12 * 3600, "12 hours"], [86400, "1 day"], [3 * 86400, "3 days"], [7 * 86400, "1 week"]];
@@ -66,8 +69,18 @@ function matches(pattern, text) {
   return pattern.slice(p).every((rest) => rest === "*");
 }
 
+/** "silenced until 16:40", with what is, where it is not everything; "" if nothing is. */
+export function silencedUntil(silences, run) {
+  const found = silences.filter((silence) => names(silence, run));
+  if (found.length === 0) return "";
+  const last = found.reduce((a, b) => (b.end > a.end ? b : a));
+  return `silenced${isWhole(last) ? "" : ` (${last.kinds.map(words).join(", ")})`} ${until(last.end)}`;
+}
+
+const isWhole = (silence) => silence.kinds.length >= 5;
+
 /** A fold with the open silences of a run and a form for one more. */
-function silences(run, open) {
+function silences(run, open, silenced) {
   const listed = h("div", {});
   const said = h("p", { role: "status", class: "hint" });
   const title = h("summary", {}, "Tell nobody for a while");
@@ -81,6 +94,7 @@ function silences(run, open) {
   };
   async function list() {
     const found = (await api.silences()).filter((silence) => names(silence, run));
+    if (silenced) silenced.textContent = silencedUntil(found, run);
     title.textContent = found.length ? `Nobody is told ${until(found.reduce((a, b) => (b.end > a.end ? b : a)).end)}` : "Tell nobody for a while";
     listed.replaceChildren(...found.map((silence) => h("p", { class: "silence" }, described(silence), " ",
       h("button", { type: "button", onclick: () => attempt(async () => { await api.endSilence(silence.id); return "Over: what fires is told."; }) }, "end it"))));
@@ -91,7 +105,7 @@ function silences(run, open) {
 
 function described(silence) {
   const whose = silence.run === null ? ` in runs like ${silence.runs}` : "";
-  const what = silence.kinds.length >= 5 ? "All kinds" : silence.kinds.map(words).join(", ");
+  const what = isWhole(silence) ? "All kinds" : silence.kinds.map(words).join(", ");
   return [`${what}${whose}${silence.series === "*" ? "" : ` of ${silence.series}`}: silent ${until(silence.end)}`, silence.reason ? [", because: ", h("q", {}, silence.reason)] : null, "."];
 }
 

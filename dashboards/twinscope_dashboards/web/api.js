@@ -1,8 +1,9 @@
 // The service's JSON API (docs/api.md), and the addresses of this page's views.
 
 export class Problem extends Error {
-  constructor(message, { status = 0, fix = "" } = {}) {
+  constructor(message, { status = 0, fix = "", kind = "" } = {}) {
     super(message);
+    this.kind = kind;
     this.status = status;
     this.fix = fix;
   }
@@ -16,7 +17,7 @@ async function get(path, more = {}) {
     throw new Problem("no connection to the service", { fix: "Is it running? The page tries again by itself." });
   }
   const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Problem(body.detail ?? body.title ?? response.statusText, { status: response.status, fix: body.fix });
+  if (!response.ok) throw new Problem(body.detail ?? body.title ?? response.statusText, { status: response.status, fix: body.fix, kind: body.type?.split(":").at(-1) });
   return body;
 }
 

@@ -4,7 +4,7 @@ import { cameDown, leading } from "./alerts.js";
 import { api, link } from "./api.js";
 import { failure, h, loading } from "./dom.js";
 import { render, summary } from "./markdown.js";
-import { capital, count, number, sentence, share, times, words } from "./words.js";
+import { capital, count, moment, number, sentence, share, times, words } from "./words.js";
 
 /** `told`: evidence and fix of the first one stand above already (situation). */
 export function causes(step, { told = false } = {}) {
@@ -21,11 +21,17 @@ function card(cause, step, { first, told }) {
       h("h3", { "data-cause": cause.cause }, words(cause.cause)),
       h("span", { class: "family" }, cause.family === "none" ? "healthy" : cause.family),
       meter(cause.confidence)),
-    told ? null : h("p", {}, capital(sentence(cause.evidence))),
+    told ? null : h("p", {}, capital(sentence(ofAll(cause.evidence, step)))),
     remains(cause, step),
     cause.fix && !told ? h("p", { class: "fix" }, h("strong", {}, "Do: "), sentence(cause.fix)) : null,
-    facts(cause),
+    facts(cause, step),
     cause.runbook ? runbook(cause.runbook, first && cause.family !== "none" ? "Runbook: how it looks, how sure one can be, where to look in your framework" : "Runbook") : null);
+}
+
+/** "24 samples" as "24 of 48 samples": the number alone does not say whether that is much. */
+function ofAll(text, step) {
+  const all = step.joined ?? step.samples ?? 0;
+  return text.replace(/(^|: )(\d+) samples were\b/, (told, before, some) => (Number(some) < all ? `${before}${some} of ${all} samples were` : told));
 }
 
 function meter(confidence) {
@@ -47,15 +53,16 @@ const ESTIMATES = {
   engine_over_trainer: "temperature, engine's over trainer's", from: "estimated from", sampled_by: "the tokens follow", standard_error: "standard error", onset_step: "began at step",
 };
 
-function facts(cause) {
+function facts(cause, step) {
   const estimate = cause.estimate ?? {};
   const relative = estimate.temperature === estimate.engine_over_trainer; // from the pair alone: a ratio, not a temperature
   const all = Object.entries(estimate).filter(([name]) => name !== "temperature" || !relative);
   const estimates = all.filter(([, value], i) => !all.slice(0, i).some(([, earlier]) => earlier === value)); // the same number under two names
   if (estimates.length === 0 && cause.group.length === 0 && cause.share >= 1) return null;
-  const shown = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : Array.isArray(value) ? value.join(", ") : JSON.stringify(value));
+  const joined = step.joined ?? step.samples;
+  const shown = (value, name) => (name === "samples" && value < joined ? [number(value), ` of ${joined}`] : typeof value === "number" ? number(value) : typeof value === "string" ? value : Array.isArray(value) ? value.join(", ") : JSON.stringify(value));
   return h("dl", { class: "facts" },
-    estimates.map(([name, value]) => [h("dt", {}, ESTIMATES[name] ?? words(name)), h("dd", {}, shown(value))]),
+    estimates.map(([name, value]) => [h("dt", {}, ESTIMATES[name] ?? words(name)), h("dd", {}, shown(value, name))]),
     cause.share < 1 ? [h("dt", {}, "touches"), h("dd", {}, `${share(cause.share)} of the tokens' samples`)] : null,
     cause.group.length ? [h("dt", {}, "cannot be told from"), h("dd", {}, cause.group.filter((id) => id !== cause.cause).map(words).join(", "))] : null,
     cause.separator ? [h("dt", {}, "would tell them apart"), h("dd", {}, cause.separator)] : null);
@@ -82,29 +89,34 @@ export function causeLine(step) {
   return best.family === "none" ? h("span", { class: "quiet" }, words(best.cause)) : h("span", {}, h("strong", {}, words(best.cause)), ` ${share(best.confidence)}`);
 }
 
-/** What an engineer who was woken wants to know, in one box. `place`: {run, step} of the view. */
-export function situation({ step, alerts, href, links = [], events = null, place = {} }) {
+/**
+ * What an engineer who was woken wants to know, in one box. `place`: {run, step} of the view;
+ * `past`: a promise of {before: {step, clip_fraction, ess_ratio}, at}: the last healthy step before
+ * the onset, and when that was in seconds, each null where not known.
+ */
+export function situation({ step, alerts, href, links = [], events = null, place = {}, past = null }) {
   const lead = leading(alerts);
   const fell = alerts.find((alert) => alert.state === "firing" && alert.series === "k3" && cameDown(alert));
   const best = step.diagnosis?.[0];
   const healthy = step.verdict === "ok" && !lead;
-  return h("section", { class: `situation ${step.verdict} ${lead ? "alarmed" : ""}`, "aria-label": "What is going on" },
+  const known = lead && past ? past.catch(() => null) : Promise.resolve(null); // the box stands without it
+  return h("section", { class: `situation ${step.verdict} ${lead ? "alarmed" : ""} ${byCause(step) ? "by-cause" : ""}`, "aria-label": "What is going on" },
     h("dl", {},
-      row("Is it real?", judged(step, lead, fell)),
-      healthy ? null : row("Since when?", [since(lead, step, href), lead && events ? changed(events, lead) : null]),
-      row("How bad for training?", harm(step.metrics ?? {})),
+      row("Is it real?", judged(step, lead, { fell, place })),
+      healthy ? null : row("Since when?", [since(lead, step, { href, known }), lead && events ? changed(events, lead) : null]),
+      row("How bad for training?", harm(step.metrics ?? {}, known)),
       healthy ? null : row("On which tokens?", spread(step, best)),
-      best && best.family !== "none" ? row("What caused it?", blamed(best)) : null,
-      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: link.runbook(best.cause, place) }, "Runbook"), taught(step, lead)]) : null,
+      best && best.family !== "none" ? row("What caused it?", blamed(best, step)) : null,
+      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: link.runbook(best.cause, place) }, "Runbook"), isStaleness(best) ? intended(step, place) : taught(step, lead)]) : null,
       healthy && best ? row("Why?", sentence(best.evidence)) : null,
       links.length ? row("Look at", links) : null));
 }
 
 /** The cause, what was found of it here, and what it is in general, in the words of its runbook. */
-function blamed(best) {
+function blamed(best, step) {
   const meaning = h("p", { class: "quiet", "data-role": "meaning" });
   api.runbook(best.runbook).then((text) => { meaning.textContent = `In general: ${summary(text)}`; }).catch(() => {}); // the name and the evidence stand without it
-  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, capital(sentence(best.evidence)), meaning];
+  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, capital(sentence(ofAll(best.evidence, step))), meaning];
 }
 
 /** What else happened when it began; its absence is told, so that nobody looks for it. */
@@ -125,37 +137,73 @@ function spread(step, best) {
   return [part, middle === null || middle === undefined ? null : [" Half of the tokens differ by more than ", number(middle), " nats, one in a hundred by more than ", number(tail), "."]];
 }
 
+const CLIPPED = 0.1; // share of tokens that PPO clips before any update, from where a step back is worth its price
+const WORTH = 0.9; // effective sample size, below which it is
+
+/** Is what was trained on it so far off that going back is worth it? */
+function damaged(step) {
+  const { ess_ratio: worth, clip_fraction: clipped } = step.metrics ?? {};
+  return (worth ?? 1) < WORTH || (clipped ?? 0) > CLIPPED || (step.reasons ?? []).some((reason) => /^rollout_train_kl .* is above /.test(reason) && !reason.includes("worth a look"));
+}
+
+/** Older weights than the trainer's, and it is known how old. */
+const isStaleness = (best) => ["stale_weights", "mixed_weight_versions"].includes(best.cause)
+  && (best.estimate?.version_lag ?? best.estimate?.k3_by_version_lag) !== undefined;
+
+function intended(step, place) {
+  const groups = place.run === undefined ? null : [" (", h("a", { href: link.step(place.run, step.step, "?at=groups") }, "By group"), ")"];
+  return h("p", {}, "If so many versions of lag are intended (asynchronous training), this is staleness, not a fault: judge by k3 at lag 0", groups, ".");
+}
+
 /** What was trained on it already. */
 function taught(step, lead) {
   const onset = lead?.onset_step ?? null;
   if (step.verdict !== "inconsistent" || onset === null || onset < 1 || step.step < onset) return null;
   return h("p", {}, step.step > onset ? `Steps ${onset} to ${step.step} were` : `Step ${onset} was`,
-    ` trained on it; the last step before it is ${onset - 1}. If the loss does not correct the ratio (importance sampling with q), stop and go back to a checkpoint from before step ${onset}.`);
+    ` trained on it; the last step before it is ${onset - 1}. ${damaged(step)
+      ? `If the loss does not correct the ratio (importance sampling with q), stop and go back to a checkpoint from before step ${onset}.`
+      : "So little was lost by it that no step back is worth its price: mend it and go on."}`);
 }
 
 const row = (question, answer) => h("div", {}, h("dt", {}, question), h("dd", {}, answer));
 
-function judged(step, lead, fell) {
+/** Named by its cause alone: every level was within its band. */
+const byCause = (step) => (step.reasons ?? []).some((reason) => reason.startsWith("within the level bands, yet"));
+
+function judged(step, lead, { fell, place }) {
   const level = step.metrics?.k3_mean;
   const copied = step.metrics?.abs_max === 0 && step.verdict === "unknown";
-  const said = copied ? "Nothing was compared: both sides are the same numbers." : { ok: lead ? "It changed; the level alone would not alarm." : "No sign of trouble.", inconsistent: "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
+  const said = copied ? "Nothing was compared: both sides are the same numbers." : { ok: lead ? "It changed; the level alone would not alarm." : "No sign of trouble.", inconsistent: byCause(step) ? "The level alone would not alarm; the cause does." : "Yes: sampler and trainer disagree.", unknown: "Not known: it could not be judged." }[step.verdict];
   return [h("strong", {}, said),
     copied || level === null || level === undefined ? null : [" rollout_train_kl, the KL between the two, is ", number(level), " nats per token",
-      lead?.before > 0 && lead.series === "k3" ? [`, ${Number((level / lead.before).toPrecision(3))} times this run's own level of `, number(lead.before)] : null, ". "],
+      lead?.before > 0 && lead.series === "k3" ? ownLevels(level, lead, place) : null, ". "],
     fell && step.verdict !== "inconsistent" ? `It fell at step ${fell.onset_step ?? fell.step} (${times(fell.ratio)}): the two sides came closer. ` : null,
-    step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, reason))) : null];
+    step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, ofAll(reason, step)))) : null];
 }
 
-function since(lead, step, href) {
+/** One step and the median of those since the onset have each a ratio to what was before. */
+function ownLevels(level, lead, place) {
+  return [`; ${place.step === undefined ? "the last" : "this"} step: ${Number((level / lead.before).toPrecision(3))} times this run's own level of `, number(lead.before),
+    lead.ratio ? ` (${times(lead.ratio)} in the median)` : null];
+}
+
+function since(lead, step, { href, known }) {
   if (!lead) return "No detector fired; the verdict comes from this step's own level.";
   const onset = lead.onset_step ?? lead.step;
-  return [h("a", { href: href(onset), "data-role": "onset" }, `step ${onset}`),
+  const when = h("span", { "data-role": "when" });
+  known.then((found) => { if (found?.at) when.append(`, ${moment(found.at)}`); });
+  return [h("a", { href: href(onset), "data-role": "onset" }, `step ${onset}`), when,
     step.step > onset ? `, ${count(step.step - onset + 1, "step")} up to step ${step.step}` : "", ` (${words(lead.kind)}, noticed at step ${lead.step}).`];
 }
 
-function harm(metrics) {
+function harm(metrics, known) {
   if (metrics.clip_fraction === null || metrics.clip_fraction === undefined) return "Not known.";
   if (metrics.abs_max === 0) return "Not known: both sides are the same numbers, so nothing was compared.";
-  return ["If q is the old policy of the loss, PPO clips ", number(metrics.clip_fraction, share(metrics.clip_fraction)), " of the tokens before any update; as importance weights, the batch is worth ",
-    number(metrics.ess_ratio, share(metrics.ess_ratio)), " of its tokens (effective sample size)."];
+  const healthy = (name) => {
+    const told = h("span", { "data-before": name });
+    known.then((found) => { if (typeof found?.before?.[name] === "number") told.append(` (step ${found.before.step}, before it began: `, number(found.before[name], share(found.before[name])), ")"); });
+    return told;
+  };
+  return ["If q is the old policy of the loss, PPO clips ", number(metrics.clip_fraction, share(metrics.clip_fraction)), " of the tokens before any update", healthy("clip_fraction"),
+    "; as importance weights, the batch is worth ", number(metrics.ess_ratio, share(metrics.ess_ratio)), " of its tokens, the effective sample size", healthy("ess_ratio"), "."];
 }

@@ -53,8 +53,8 @@ export const nothing = (...children) => h("div", { class: "state empty" }, child
 
 export function failure(error) {
   return h("div", { class: "state error", role: "alert" },
-    h("strong", {}, error.status === 404 ? "There is no such thing here. " : "The service did not answer as expected. "), error.message,
-    error.fix ? h("p", {}, `What to do: ${error.fix}`) : null);
+    h("strong", {}, error.kind === "no-such-run" ? "There is no run of this name here. " : error.status === 404 ? "There is no such thing here. " : "The service did not answer as expected. "), error.message,
+    error.fix && !error.fix.startsWith("GET ") ? h("p", {}, `What to do: ${error.fix}`) : null);
 }
 
 /** Put what `build` gives into `box` in place of what is there; its failure, if it fails. */

@@ -117,6 +117,7 @@ async function refresh() {
     if (now !== shown.stamp && !busy()) await show({ quietly: true });
     fresh.classList.remove("error");
   } catch (error) {
+    if (mine !== turn || (error.status === 404 && shown.stamp === "failed")) return; // the view says so itself
     fresh.textContent = `No fresh data: ${error.message}`;
     fresh.classList.add("error");
   }

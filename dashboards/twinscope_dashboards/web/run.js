@@ -1,30 +1,32 @@
 // One run: what is going on, its timeline, alerts, events, steps.
 
-import { alertList, leading } from "./alerts.js";
+import { alertList, leading, rise } from "./alerts.js";
 import { api, link } from "./api.js";
 import { situation } from "./causes.js";
 import { fill, fold, h, loading, nothing, section, table } from "./dom.js";
 import { policyRef } from "./reference.js";
 import { describe, timeline } from "./timeline.js";
-import { count, fiveMinutes, format, number, pulse, share, time, verdict, words } from "./words.js";
+import { count, fiveMinutes, format, number, pulseWord, share, time, verdict, words } from "./words.js";
 
 const PAGE = 15;
 
 export async function showRun({ run, query }) {
   const [view, alerts, events] = await Promise.all([api.run(run), api.alerts(run), api.events(run)]);
   const at = (step) => link.step(run, step);
-  const living = h("span", {});
-  const nodes = [heading(view, run, living)];
+  const [living, silenced] = [h("span", {}), h("span", { class: "silenced" })];
+  const nodes = [heading(view, run, { living, silenced, lead: leading(alerts) })];
   if (view.last === null) {
     nodes.push(nothing(h("p", {}, "No step of this run is closed yet. ", view.open_steps.length ? ["Open: ", openSteps(view, at), "."] : `Waiting for their other side: ${count(view.waiting_samples, "sample")}.`)));
     return { title: run, nodes, stamp: stamp(view) };
   }
   const [curves, steps, beside] = [h("div", { class: "curves" }, loading("the timeline")), h("div", {}), h("span", {})];
-  nodes.push(situation({ step: view.last, alerts, href: at, links: [h("a", view.last.coverage?.counted ? { href: link.step(run, view.last.step, "?at=tokens") } : { href: at(view.last.step) }, view.last.coverage?.counted ? "the tokens of the last step" : "the last step"), beside], events, place: { run } }),
-    curves, alertList(run, alerts, at), eventList(events, at), steps);
+  const columns = api.timeline(run);
+  const past = columns.then((data) => pastOf(data, leading(alerts)));
+  nodes.push(situation({ step: view.last, alerts, href: at, links: [h("a", view.last.coverage?.counted ? { href: link.step(run, view.last.step, "?at=tokens") } : { href: at(view.last.step) }, view.last.coverage?.counted ? "the tokens of the last step" : "the last step"), beside], events, place: { run }, past }),
+    curves, alertList(run, alerts, at, { silenced }), eventList(events, at), steps);
   const ready = fill(curves, async () => {
-    const data = await api.timeline(run);
-    living.replaceChildren(alive(view, data));
+    const data = await columns;
+    living.replaceChildren(pulseWord(view.last_seen, data.closed_at, data.events)); // the verdict may be about what is long past
     beside.replaceChildren(...onsetBeside(run, data));
     steps.replaceChildren(stepList(data, at));
     return [timeline(data, {
@@ -45,19 +47,22 @@ function readdress(address) {
 export const stamp = (view) => `${view.closed_steps}/${view.open_steps.join()}/${view.last?.step}/${fiveMinutes()}`;
 export const runStamp = async (run) => stamp(await api.run(run));
 
-function heading(view, run, living) {
+function heading(view, run, { living, silenced, lead }) {
   const at = (step) => link.step(run, step);
   return h("div", { class: "heading" },
-    h("h1", {}, run, " ", verdict(view.last?.verdict ?? "unknown")),
+    h("h1", {}, run, " ", verdict(view.last?.verdict ?? "unknown"), rise(view.last?.verdict, lead), silenced),
     h("p", { class: "quiet" }, `${count(view.closed_steps, "closed step")}, last data `, time(view.last_seen), living,
       view.open_steps.length ? [", open: ", openSteps(view, at)] : null,
       view.waiting_samples ? `, waiting for their other side: ${count(view.waiting_samples, "sample")}` : null));
 }
 
-/** Whether it goes on, in a word: the verdict may be about what is long past. */
-function alive(view, data) {
-  const found = pulse(view.last_seen, data.closed_at, data.events);
-  return h("span", { class: `pulse ${found}`, "data-pulse": found }, { live: ": live", silent: ": silent", finished: ": finished" }[found]);
+/** The last healthy step before the onset, and when the onset was, as far as they are kept. */
+function pastOf(data, lead) {
+  const onset = lead === null ? null : lead.onset_step ?? lead.step;
+  const before = onset === null ? -1 : data.step.findLastIndex((step, i) => step < onset && data.verdict[i] === "ok");
+  const at = data.closed_at[data.step.indexOf(onset)] ?? null;
+  if (before < 0) return { before: null, at };
+  return { before: { step: data.step[before], clip_fraction: data.metrics.clip_fraction?.[before], ess_ratio: data.metrics.ess_ratio?.[before] }, at };
 }
 
 const openSteps = (view, at) => view.open_steps.slice(0, 5).map((step, i) => [i ? ", " : "", h("a", { href: at(step) }, `step ${step}`)]);

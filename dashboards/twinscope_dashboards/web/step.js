@@ -1,26 +1,50 @@
 // One step: situation, causes, distribution, where in the samples, tokens, coverage, all numbers.
 
 import { api, link } from "./api.js";
+import { leading } from "./alerts.js";
 import { causes, situation } from "./causes.js";
-import { fill, fold, h, loading, section, table } from "./dom.js";
+import { fill, fold, h, loading, nothing, section, table } from "./dom.js";
 import { stepReference } from "./reference.js";
 import { distribution, groups, lags, profiles, scatter } from "./shapes.js";
 import { tokenMap, worstTokens } from "./tokens.js";
 import { COVERAGE, KEY_METRICS, asShare, count, format, number, share, time, verdict, words } from "./words.js";
 
-export async function showStep({ run, step: number_, query }) {
+export async function showStep(place) {
+  try {
+    return await shownStep(place);
+  } catch (error) {
+    if (error.kind !== "no-such-step") throw error;
+    return missing(place.run, place.step);
+  }
+}
+
+/** A step that nobody sent, or that is gone: which there are, and the way back. */
+async function missing(run, asked) {
+  const { last, closed_steps: closed } = await api.run(run);
+  const near = last === null ? "No step of the run is closed yet." : ["The run has ", count(closed, "closed step"), ", the last is ", h("a", { href: link.step(run, last.step) }, `step ${last.step}`), "."];
+  return {
+    title: `${run} step ${asked}`, stamp: ABSENT, up: link.run(run),
+    nodes: [h("div", { class: "heading" }, h("p", { class: "crumbs" }, h("a", { href: "#/" }, "Runs"), " › ", h("a", { href: link.run(run) }, run)), h("h1", {}, `There is no step ${asked}`)),
+      nothing(h("p", {}, `Nothing was received for step ${asked} of ${run}, or it is not kept any more. `, near), h("p", {}, h("a", { href: link.run(run) }, `Back to ${run}`)))],
+  };
+}
+
+const ABSENT = "no such step";
+
+async function shownStep({ run, step: number_, query }) {
   const [step, alerts, around] = await Promise.all([api.step(run, number_), api.alerts(run), neighbours(run, Number(number_))]);
   const at = (other) => link.step(run, other);
   const about = alerts.filter((alert) => covers(alert, step.step)).map((alert) => ({ ...alert, state: "firing" }));
   const { parts, ready } = step.coverage?.counted ? compared(run, step, query) : { parts: [], ready: null };
   const nodes = [
     heading(run, step, around, at),
-    situation({ step, alerts: about, href: at, links: lookAt(run, step, about), place: { run, step: step.step } }),
+    situation({ step, alerts: about, href: at, links: lookAt(run, step, about), place: { run, step: step.step }, past: pastOf(run, leading(about)) }),
     parts.length ? keyNumbers(step) : null,
     section("Causes", causes(step, { told: true })),
     ...parts, coverage(step), everything(step),
   ];
-  if (query.get("at") === "tokens") ready?.then(() => document.getElementById("tokens")?.scrollIntoView());
+  const target = { tokens: "tokens", groups: "s-by-group" }[query.get("at")];
+  if (target) ready?.then(() => requestAnimationFrame(() => document.getElementById(target)?.scrollIntoView()));
   const go = (other) => () => { if (other !== undefined) location.hash = at(other); };
   return { title: `${run} step ${step.step}`, nodes, ready, stamp: `${step.state}/${step.samples}`, up: link.run(run), keys: { j: go(around.next), k: go(around.previous) } };
 }
@@ -41,8 +65,25 @@ function compared(run, step, query) {
 }
 
 export async function stepStamp(run, number_) {
-  const step = await api.step(run, number_);
-  return `${step.state}/${step.samples}`;
+  try {
+    const step = await api.step(run, number_);
+    return `${step.state}/${step.samples}`;
+  } catch (error) {
+    if (error.kind !== "no-such-step") throw error;
+    return ABSENT;
+  }
+}
+
+/** The step before the onset, if it was healthy, and when the onset was. */
+async function pastOf(run, lead) {
+  if (lead === null) return null;
+  const onset = lead.onset_step ?? lead.step;
+  const { steps } = await api.around(run, onset);
+  const before = steps.find((other) => other.step < onset && other.verdict === "ok");
+  return {
+    before: before === undefined ? null : { step: before.step, clip_fraction: before.metrics.clip_fraction, ess_ratio: before.metrics.ess_ratio },
+    at: steps.find((other) => other.step === onset)?.closed_at ?? null,
+  };
 }
 
 /** Was this step part of what the alert is about? */

@@ -158,7 +158,7 @@ function alarms(data) {
     return [
       { type: "rect", xref: "x", yref: "y domain", x0: alert.onset_step - 0.5, x1: end + 0.5, y0: 0, y1: 1, line: { width: 0 }, fillcolor: faded(tint, 0.1), layer: "below" },
       { type: "line", xref: "x", yref: "y domain", x0: alert.onset_step - 0.5, x1: alert.onset_step - 0.5, y0: 0, y1: 1, line: { color: color(tint), width: 1.5, dash: "dash" },
-        label: { text: plain(`${words(alert.kind)} at step ${alert.onset_step} ${times(alert.ratio)}`), textposition: "end", textangle: 0, xanchor: "right", yanchor: "top", padding: 4, font: { size: 11, color: color(tint) } } },
+        label: { text: plain(`${words(alert.kind)} at step ${alert.onset_step}${alert.ratio ? ` ${times(alert.ratio)}${alert.kind === "level_shift" ? " in the median" : ""}` : ""}`), textposition: "end", textangle: 0, xanchor: "right", yanchor: "top", padding: 4, font: { size: 11, color: color(tint) } } },
     ];
   });
 }
