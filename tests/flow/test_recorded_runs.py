@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 from pipelines import Bench
@@ -74,7 +75,11 @@ def test_the_run_of_the_demonstration_is_healthy_dated_and_named(bench: Bench) -
     first = [view.diagnosis[0] for view in views]
     assert {answer["cause"] for answer in first[:start]} == {"numerical_noise"}
     assert {answer["cause"] for answer in first[start + 2 :]} == {"stale_weights"}
-    assert first[-1]["estimate"]["version_lag"] == len(views) - start
+    last = first[-1]
+    assert last["estimate"]["version_lag"] == len(views) - start
+    assert last["evidence"].startswith(f"{views[-1].samples} samples were made by")  # all of them
+    healthy = median(view.metrics["k3_mean"] or 0.0 for view in views[:start])
+    assert last["k3_after"] == pytest.approx(healthy, rel=0.2)
     shift = _shift(bench)
     assert shift.onset_step == start
     assert shift.ratio is not None

@@ -218,7 +218,9 @@ def _widened(claim: Claim, part: Mask) -> Claim:
 def _with_loud(view: View, claims: list[Claim], loud: Mask, depth: int) -> list[Claim]:
     """A clearly louder part of the samples is diagnosed by itself, the rest by itself."""
     inner = [c for c in find_claims(view.narrowed(loud), depth=depth + 1) if c.strength >= 1.0]
-    named = [_in_part(view, c, loud) for c in inner]
+    # All samples lag by as much: old weights are further off on some of them, that is no part.
+    lagging = {c.cause: c for c in claims if c.touched is None and "version_lag" in c.estimate}
+    named = [lagging.get(c.cause) or _in_part(view, c, loud) for c in inner]
     named += [c for c in claims if c.kind == "exact" and c.cause not in {i.cause for i in inner}]
     if not named:
         return claims

@@ -72,7 +72,8 @@ def _lag_claim(view: View, lag: F64, late: Mask, k3_fresh: float | None, strengt
             f"their k3 is {view.k3_of(late) or 0.0:.2g}{against}"
         ),
         estimate={"version_lag": round(float(lag[late].mean()), 3), "samples": int(late.sum())},
-        k3_after=k3_fresh,
+        k3_after=view.floor if k3_fresh is None else k3_fresh,
+        k3_from="level" if k3_fresh is None else "step",
         explains=0.9 if k3_fresh is None else explained(view, k3_fresh),
         touched=None if late.sum() > 0.9 * view.samples else late,
     )
