@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
@@ -108,8 +109,8 @@ class Book:
             state.points.append(point_of(view))
             state.last = view
         least = self._settings.min_tokens
-        large = [i for i, view in enumerate(views) if view.coverage["counted"] >= least]
-        for view in views[large[-1] + 1 if large else 0 :][-POOLED:]:
+        small = takewhile(lambda view: view.coverage["counted"] < least, reversed(views[-POOLED:]))
+        for view in reversed(list(small)):
             summary = self._summary(run, view.step)
             if summary is not None:
                 state.keep_small(summary, least=least)

@@ -151,6 +151,7 @@ sys.exit(main(sys.argv[3:]))
     [
         (["--help"], 0, "doctor"),
         (["doctor"], 1, "the service is not installed here"),
+        (["doctor"], 1, "did you mean TWINSCOPE_RUN?"),
         (["doctor", "--url", "http://127.0.0.1:9", "--run", "x"], 1, "refused"),
         (["analyze", "x"], 2, "pip install 'twinscope[service]'"),
     ],
@@ -160,6 +161,7 @@ def test_a_trainer_with_nothing_but_the_probes_has_its_doctor(
 ) -> None:
     """Without site-packages, as after `pip install .`; what needs more says how to get it."""
     command = [sys.executable, "-I", "-S", "-c", BARE, str(ROOT / "probes"), str(ROOT / "service")]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env={})
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True,
+                          env={"TWINSCOPE_RUNN": "r"})  # fmt: skip
     assert done.returncode == status, done.stderr
     assert said in done.stdout + done.stderr

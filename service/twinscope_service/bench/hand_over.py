@@ -147,40 +147,25 @@ def _torch_forms(
     same_bytes = [padded["logprobs"].astype(np.float16), ids, ids]
     yield Form("[S,T] torch, bfloat16", half, _copies(same_bytes))
     parts = {name: [torch.from_numpy(row) for row in column] for name, column in rows.items()}
-    yield Form("a list of torch rows", parts, _torch_joins(list(parts.values())))
+    yield Form("a list of torch rows", parts, _joins(list(parts.values()), torch.cat))
 
 
 def _copies(arrays: list[Any]) -> Callable[[], object]:
-    targets = _in_turn(lambda: [np.zeros_like(a) for a in arrays])
+    return _writes(arrays, make=np.zeros_like, write=np.copyto)
+
+
+def _joins(columns: list[Any], join: Any = np.concatenate) -> Callable[[], object]:
+    return _writes(columns, make=join, write=lambda target, rows: join(rows, out=target))
+
+
+def _writes(
+    sources: list[Any], *, make: Callable[[Any], Any], write: Callable[[Any, Any], object]
+) -> Callable[[], object]:
+    """`write(target, source)` for each source, into sets of targets in turn."""
+    targets = itertools.cycle([[make(source) for source in sources] for _ in range(TARGETS)])
 
     def copy() -> None:
-        for target, source in zip(next(targets), arrays, strict=True):
-            np.copyto(target, source)
+        for target, source in zip(next(targets), sources, strict=True):
+            write(target, source)
 
     return copy
-
-
-def _joins(columns: list[Any]) -> Callable[[], object]:
-    targets = _in_turn(lambda: [np.concatenate(rows) for rows in columns])
-
-    def join() -> None:
-        for target, rows in zip(next(targets), columns, strict=True):
-            np.concatenate(rows, out=target)
-
-    return join
-
-
-def _torch_joins(columns: list[Any]) -> Callable[[], object]:
-    import torch
-
-    targets = _in_turn(lambda: [torch.cat(rows) for rows in columns])
-
-    def join() -> None:
-        for target, rows in zip(next(targets), columns, strict=True):
-            torch.cat(rows, out=target)
-
-    return join
-
-
-def _in_turn(make: Callable[[], list[Any]]) -> Iterator[list[Any]]:
-    return itertools.cycle([make() for _ in range(TARGETS)])

@@ -120,21 +120,24 @@ def service_variables() -> set[str]:
 
 
 def variable_findings(environment: Mapping[str, str]) -> list[Finding]:
-    """Variables that nobody reads: a misspelt one looks like a setting that has no effect."""
-    known, found = known_variables(), list[Finding]()
-    if not service_variables():
-        return [
-            Finding(
-                "probe", "note", "the service is not installed here: its variables are not checked"
-            )
-        ]
+    """Variables that nobody reads: a misspelt one looks like a setting that has no effect.
+
+    Where the service is not installed its variables are not known: only what resembles one of the
+    probes' is told, and as a note.
+    """
+    known, whole = known_variables(), bool(service_variables())
+    found: list[Finding] = []
+    if not whole:
+        unknown = "the service is not installed here: its variables are not checked"
+        found.append(Finding("probe", "note", unknown))
     for name in sorted(environment):
         if not name.upper().startswith("TWINSCOPE") or name in known:
             continue
         near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.8)
-        text = f"{name} is not a variable of TwinScope and has no effect"
-        hint = f": did you mean {near[0]}?" if near else ""
-        found.append(Finding("probe", "bad" if near else "note", text + hint))
+        if near or whole:
+            text = f"{name} is not a variable of TwinScope and has no effect"
+            hint = f": did you mean {near[0]}?" if near else ""
+            found.append(Finding("probe", "bad" if near and whole else "note", text + hint))
     return found
 
 

@@ -17,6 +17,7 @@ LOUD = frozenset({"corrupt_weight_layout"})  # needs tokens that are not sure, i
 # Faults of which a recording exists: the thing itself, not numbers made to look like it.
 RECORDED = {"temperature_not_restored": "temperature_0.7_unrestored"}
 SHORT = {"temperature": "temperature_not_restored"}  # names that people type
+BINARY = {"content-type": "application/x-safetensors"}
 ARRIVAL_S = 60.0  # longest wait for the notifications
 
 
@@ -132,20 +133,19 @@ class Drill:
         stream = steps(batches, run=self.name, samples_per_step=48, seed=0)
         for batch in track(stream, total=len(batches), description="replaying", transient=True):
             body = b"".join(bytes(piece) for piece in encode_batch(batch))
-            self._post("/v1/batches", content=body)
+            self._post("/v1/batches", content=body, headers=BINARY)
             self._post(f"/v1/runs/{quote(self.name, safe='')}/steps/{batch.step}/close")
 
         # Or its quiet would raise an alarm of its own after a quarter of an hour.
-        self._client.post("/v1/events", json={"run": self.name, "kind": "finished"})
+        self._post("/v1/events", json={"run": self.name, "kind": "finished"})
 
-    def _post(self, path: str, *, content: bytes = b"") -> None:
+    def _post(self, path: str, **body: Any) -> None:
         import httpx
 
         from twinscope.errors import TwinScopeError
 
-        kind = {"content-type": "application/x-safetensors"} if content else {}
         try:
-            answer = self._client.post(path, content=content, headers=kind)
+            answer = self._client.post(path, **body)
         except httpx.TransportError as error:
             raise TwinScopeError(
                 f"{self._client.base_url}: {error}; is the service running? (twinscope serve)"

@@ -201,16 +201,14 @@ class _Work:
         n = k.onset(direction, x, self.rings)
         before, spread = x[k.CENTER] + x[k.REF_SUM] / x[k.REF_N], x[k.SCALE]
         after = k.newest_median(n, int(x[k.COUNT]), self.rings[0])
-        known = self.shift
+        known, new = self.shift, True
         over = turned = False
         if known is not None and known.state == "firing":
             over = self._near(after, known.before, known.spread)
-            turned = not over and self._turned(known, before, after)
-            if not turned:
+            new = turned = not over and self._turned(known, before, after)
+            if not new:
                 before, spread = known.before, known.spread
-        if (turned or known is None or known.state != "firing") and not self._matters(
-            before, after
-        ):
+        if new and not self._matters(before, after):
             return False  # certain but small: it may still grow; after a while it is learnt
         evidence = self._evidence(bits, n)
         confidence = math.exp(-100.0 / likelihood_arl(max(x[k.GLR_UP], x[k.GLR_DOWN])))
