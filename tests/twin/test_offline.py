@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from twinscope.errors import ConfigError
 from twinscope_service.twin.offline import OfflineEngine
 
 
-def _engine(python: str) -> OfflineEngine:
-    return OfflineEngine(python, "/models/policy", {"temperature": 1.0}, 8, {})
+def _engine(python: str, kind: type[OfflineEngine] = OfflineEngine) -> OfflineEngine:
+    return kind(python, "/models/policy", {"temperature": 1.0}, 8, {})
 
 
 def test_interpreter_that_is_absent_is_named() -> None:
@@ -30,11 +31,20 @@ def test_interpreter_without_vllm_says_so_and_leaves_no_process() -> None:
     assert engine._process.poll() == 0
 
 
-def test_engine_that_dies_is_not_waited_for(tmp_path: Path) -> None:
-    """A crash in the engine ends the check with a line, not with a hanging pipe."""
+class _AskedWhenDead(OfflineEngine):
+    """Writes to a pipe that nobody reads any more."""
+
+    def _ask(self, operation: str, **arguments: Any) -> Any:
+        self._process.wait()
+        return super()._ask(operation, **arguments)
+
+
+@pytest.mark.parametrize("engine", [OfflineEngine, _AskedWhenDead])
+def test_engine_that_dies_is_not_waited_for(tmp_path: Path, engine: type[OfflineEngine]) -> None:
+    """A crash ends the check with a line, whether the engine was asked before it or after."""
     dying = tmp_path / "python"
     dying.write_text("#!/bin/sh\nexit 3\n")
     dying.chmod(0o755)
 
     with pytest.raises(ConfigError, match=r"ended during start \(status"):
-        _engine(str(dying)).__enter__()
+        _engine(str(dying), engine).__enter__()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,10 @@ class OfflineEngine:
 
     def __exit__(self, *_: object) -> None:
         """Its input ends, and it with it; killed when it does not."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+        if self._process.stdin is not None:
+            # Closing writes what a dead engine did not read once more.
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         try:
             self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
