@@ -2,6 +2,7 @@
 
 A `.wandb` file is a LevelDB log behind a header of 7 bytes: blocks of 32 KiB, in them pieces of
 records, each behind checksum (4 bytes), length (2) and kind (1: whole, 2 first, 3 middle, 4 last).
+The header belongs to the first block.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def read_records(path: Path) -> list[Any]:
     assert body.startswith(b":W&B")
     records, at, whole = [], FILE_HEADER, b""
     while at + PIECE_HEADER <= len(body):
-        room = BLOCK - (at - FILE_HEADER) % BLOCK
+        room = BLOCK - at % BLOCK
         if room < PIECE_HEADER:  # too small for a piece: zeros to the end of the block
             at += room
             continue
