@@ -89,10 +89,15 @@ class Reads:
             raise UnknownStep(run, step)
         return with_scalars(view, view.scalars)
 
-    def timeline(self, run: str, *, metrics: Sequence[str], limit: int) -> list[TimelineRow]:
-        """The latest closed steps, ascending, reduced to what a plot of the run needs."""
+    def timeline(
+        self, run: str, *, metrics: Sequence[str], limit: int, until: int | None = None
+    ) -> list[TimelineRow]:
+        """The latest closed steps, ascending, reduced to what a plot of the run needs.
+
+        `until`: none beyond this step.
+        """
         self._require(run)
-        return self._store.timeline(run, metrics=metrics, limit=limit)
+        return self._store.timeline(run, metrics=metrics, limit=limit, until=until)
 
     def events(self, run: str, *, limit: int) -> list[tuple[int | None, str, dict[str, Any]]]:
         """The latest events (step, kind, fields), oldest first."""

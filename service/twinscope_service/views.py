@@ -168,9 +168,18 @@ class AlertView:
         group = "{" in self.series
         return self.kind == "level_shift" and not group and fell(self.before, self.after)
 
+    @property
+    def standing(self) -> str:
+        """Its state as people read it: nobody resolves a spike, it is over with its step."""
+        if self.kind == "spike":
+            return "one step, over"
+        if self.state == "resolved":
+            return "over"
+        return "fell" if self.came_down and self.state == "firing" else self.state
+
     def as_json(self) -> dict[str, Any]:
         """One entry of GET /v1/runs/{run}/alerts."""
-        return asdict(self)
+        return {**asdict(self), "came_down": self.came_down, "standing": self.standing}
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def _array_shift(view: View) -> Claim | None:
     at_best, _ = view.attribute("best_lag_abs")
     at_zero, has_zero = view.attribute("lag0_abs")
     usable = known & has_zero
-    moved = usable & (best != 0) & (at_best < LAG_GAIN * at_zero) & (at_zero > 0.5)
+    moved = usable & fits_elsewhere(best, at_best, at_zero)
     if moved.sum() < max(2, 0.02 * usable.sum()):
         return None
     lag, votes = _mode(best[moved])
@@ -66,6 +66,12 @@ def _array_shift(view: View) -> Claim | None:
         k3_after=k3_after,
         touched=None if moved_share > 0.9 else moved,
     )
+
+
+def fits_elsewhere(best: F64, at_best: F64, at_zero: F64) -> Mask:
+    """[S] does q[t] fit p[t + best] far better than p[t]? Mean |q − p| at both lags, nats."""
+    moved: Mask = (best != 0) & (at_best < LAG_GAIN * at_zero) & (at_zero > 0.5)
+    return moved
 
 
 def _mode(values: F64) -> tuple[float, float]:
@@ -413,7 +419,7 @@ def _burst_runs(view: View) -> Claim | None:
         strength=min(together / 0.5, 2.0),
         evidence=(
             f"{int(big)} tokens ({share:.1%}) differ by more than 2 nats, {together:.0%} of them "
-            f"next to another such token, in {int(inside.sum())} samples that agree elsewhere"
+            f"next to another such token, in {view.told(inside)}, which agree elsewhere"
         ),
         estimate={"tokens": int(big), "share": round(share, 4)},
         k3_after=None,
@@ -532,7 +538,7 @@ def _bad_tails(view: View) -> Claim | None:
         kind="tested",
         strength=strength,
         evidence=(
-            f"{int(tails.sum())} samples agree up to a token (median position "
+            f"{view.told(tails)} agree up to a token (median position "
             f"{np.median(first[tails]):.0f}) and disagree from there to their end"
         ),
         estimate={

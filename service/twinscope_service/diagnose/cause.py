@@ -25,6 +25,14 @@ FAMILIES: dict[Family, tuple[str, ...]] = {
 # fmt: on
 FAMILY_OF: dict[str, Family] = {cause: fam for fam, causes in FAMILIES.items() for cause in causes}
 
+ESTIMATES = {  # what an estimate is, where its name alone misleads
+    "engine_over_trainer": "temperature, engine's over trainer's",
+    "from": "estimated from",
+    "sampled_by": "the tokens follow",
+    "samples": "samples concerned",
+    "onset_step": "began at step",
+}
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -49,4 +57,24 @@ class Cause:
 
     def as_json(self) -> dict[str, Any]:
         """The object of `analyze --json` and the API (DESIGN.md §11)."""
-        return {**asdict(self), "estimate": dict(self.estimate), "group": list(self.group)}
+        return {
+            **asdict(self),
+            "estimate": dict(self.estimate),
+            "estimate_in_words": named_estimates(self.estimate),
+            "group": list(self.group),
+        }
+
+
+def named_estimates(estimate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """{title, value} of each estimate as people read it, the same number once.
+
+    From the pair alone a temperature is a ratio of the two sides, and is called so.
+    """
+    ratio = estimate.get("engine_over_trainer")
+    named: list[dict[str, Any]] = []
+    for name, value in estimate.items():
+        is_ratio = name == "temperature" and ratio is not None and value == ratio
+        if is_ratio or any(one["value"] == value for one in named):
+            continue
+        named.append({"title": ESTIMATES.get(name, name.replace("_", " ")), "value": value})
+    return named

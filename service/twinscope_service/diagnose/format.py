@@ -325,7 +325,7 @@ def bypass_mode(view: View) -> Claim | None:
         kind="exact",
         strength=0.5 if declared else 3.0,
         evidence=(
-            f"Δ is exactly 0 on every token of {int(copied.sum())} samples ({share:.0%} of the "
+            f"Δ is exactly 0 on every token of {view.told(copied)} ({share:.0%} of the "
             f"tokens); two independent computations do not agree to the last bit"
         ),
         estimate={"share": round(share, 4)},

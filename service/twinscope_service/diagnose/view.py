@@ -99,6 +99,11 @@ class View:
         """Samples in the view that have at least one counted token."""
         return int(np.count_nonzero(self.column("n")))
 
+    def told(self, rows: Mask) -> str:
+        """Samples of this view [S] in words, of all samples of the step: "24 of 48 samples"."""
+        some, every = int(rows.sum()), (self.origin or self).samples
+        return f"{some} of {every} samples" if some < every else f"all {every} samples"
+
     @property
     def tokens(self) -> float:
         """Counted tokens."""

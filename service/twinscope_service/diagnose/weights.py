@@ -68,7 +68,7 @@ def _lag_claim(view: View, lag: F64, late: Mask, k3_fresh: float | None, strengt
         kind="tested" if k3_fresh is not None else "declared",
         strength=strength,
         evidence=(
-            f"{int(late.sum())} samples were made by weights {lag[late].mean():.1f} versions old; "
+            f"{view.told(late)} were made by weights {lag[late].mean():.1f} versions old; "
             f"their k3 is {view.k3_of(late) or 0.0:.2g}{against}"
         ),
         estimate={"version_lag": round(float(lag[late].mean()), 3), "samples": int(late.sum())},
@@ -298,9 +298,8 @@ def stale_prefix_cache(view: View) -> Claim | None:
         # Under older weights prompts differ in how far they are off, cached or not.
         strength=min(z / Z_EVIDENCE, gap / 0.3, 3.0) * (0.3 if _all_behind(view) else 1.0),
         evidence=(
-            f"{int(hit.sum())} samples with cached prompt tokens have k3 "
-            f"{view.k3_of(hit) or 0:.2g}, "
-            f"{int(miss.sum())} without {k3_miss or 0.0:.2g} (z {z:.1f})"
+            f"{view.told(hit)} have cached prompt tokens and k3 {view.k3_of(hit) or 0:.2g}, the "
+            f"{int(miss.sum())} without have {k3_miss or 0.0:.2g} (z {z:.1f})"
         ),
         estimate={"samples": int(hit.sum()), "log_ratio": round(gap, 3)},
         k3_after=k3_miss,

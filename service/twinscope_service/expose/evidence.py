@@ -9,7 +9,10 @@ import numpy as np
 
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import decode
+from twinscope_service.diagnose.alignment import fits_elsewhere
 from twinscope_service.expose.text import TokenText
+from twinscope_service.join.gather import paired_blocks
+from twinscope_service.measure import layout, reference
 from twinscope_service.measure.derive import policy_ref_by_length
 from twinscope_service.measure.records import (
     COVERAGE,
@@ -17,6 +20,7 @@ from twinscope_service.measure.records import (
     LAG_COLUMNS,
     LAGS,
     PROFILE_COLUMNS,
+    MeasureOptions,
     Summary,
     WorstToken,
 )
@@ -48,11 +52,14 @@ def describe_evidence(
 ) -> dict[str, Any]:
     """Worst tokens (from the summary) and kept samples (from the evidence), as far as kept.
 
-    With `text` each token that has an id has its text too.
+    With `text` each token that has an id has its text too. `lag` of a sample: q[t] fits p[t + lag],
+    as diagnosis judges it; 0: aligned.
     """
     worst = [_worst_token(token) for token in (() if summary is None else summary.worst)]
     batch = None if body is None else decode(body)
     samples = [] if batch is None else [_sample(batch, s) for s in range(batch.samples)]
+    for sample, lag in zip(samples, [] if batch is None else sample_lags(batch), strict=True):
+        sample["lag"] = lag
     if text is not None:
         for token in worst:
             token["text"] = None if token["token_id"] is None else text.of(token["token_id"])
@@ -92,6 +99,23 @@ def _sample(batch: Batch, s: int) -> dict[str, Any]:
         found["prompt_ids"] = batch.tensors["prompt_ids"][first:last].tolist()
     for name, labels in batch.groups.items():
         found.setdefault("groups", {})[name] = labels[s]
+    return found
+
+
+def sample_lags(batch: Batch) -> list[int | None]:
+    """Per sample of a paired batch the lag at which its sides fit; None: too short to tell."""
+    options = MeasureOptions()
+    found: list[int | None] = []
+    for block in paired_blocks(batch, block_tokens=max(batch.tokens, 1)):
+        order = np.arange(block.samples)
+        first, last = layout.live_spans(block)
+        counted = reference.classify(block) == "counted"
+        tokens = reference.counted_tokens(block, order, first, counted, last - first, options)
+        _, scan = reference.lag_statistics(block, order, tokens, options)
+        best, at_best, at_zero = layout.best_lags(scan)
+        known = np.isfinite(at_best) & np.isfinite(at_zero)
+        lag = np.where(fits_elsewhere(best, at_best, at_zero), best, 0)
+        found += [int(lag[s]) if known[s] else None for s in order]
     return found
 
 

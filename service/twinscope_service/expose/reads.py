@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
-from twinscope.wire.header import check_run
+from twinscope.wire.header import STEP_END, check_run
 from twinscope.wire.schema import CONTENT_TYPE
 from twinscope_service.expose import timeline
 from twinscope_service.expose.evidence import describe_evidence, describe_profiles
@@ -22,6 +22,7 @@ EVENTS = 1000  # latest events that a timeline carries
 router = APIRouter()
 Limit = Annotated[int, Query(ge=1, le=1000, description="most entries of the answer")]
 LastSteps = Annotated[int, Query(ge=1, le=20_000, description="only the latest so many steps")]
+UntilStep = Annotated[int | None, Query(ge=0, lt=STEP_END, description="no step after this one")]
 AfterStep = Annotated[int | None, Query(ge=-1, description="only steps after this one")]
 AfterRun = Annotated[str | None, Query(description="only runs after this name")]
 AfterAlert = Annotated[int | None, Query(ge=0, description="only alerts older than this id")]
@@ -120,10 +121,13 @@ def list_steps(request: Request, run: str, limit: Limit = 100, after: AfterStep 
 
 
 @router.get("/v1/runs/{run:path}/timeline", summary="A whole run as columns")
-def read_timeline(request: Request, run: str, last: LastSteps = 5000) -> Answer:
+def read_timeline(
+    request: Request, run: str, last: LastSteps = 5000, until: UntilStep = None
+) -> Answer:
     """Closed steps as columns of equal length, the band of healthy steps, alerts and events."""
     pipeline, name = _open(request, run)
-    rows = pipeline.timeline(name, metrics=timeline.METRICS, limit=last + timeline.WINDOW)
+    more = last + timeline.WINDOW  # these feed the band
+    rows = pipeline.timeline(name, metrics=timeline.METRICS, limit=more, until=until)
     columns = timeline.describe_timeline(
         rows,
         alerts=pipeline.alerts(name),

@@ -193,19 +193,26 @@ def _put(values: F64, known: I64, name: str, column: F64, usable: NDArray[np.boo
     known[usable] |= 1 << ATTRIBUTE[name]
 
 
-def _best_lags(values: F64, known: I64, scan: LagScan) -> None:
-    """The lag with the smallest mean |q[t] − p[t + lag]|; ties go to the lag nearest to 0."""
+def best_lags(scan: LagScan) -> tuple[F64, F64, F64]:
+    """[S] the lag with the smallest mean |q[t] − p[t + lag]|, that mean, and the one at lag 0.
+
+    Ties go to the lag nearest to 0. A mean over too few pairs is infinite: not known.
+    """
     enough = scan.count >= LAG_MIN_TOKENS
     mean = np.where(enough, scan.size / np.maximum(scan.count, 1), np.inf)
     by_distance = np.lexsort((scan.lags, np.abs(scan.lags)), axis=1)
     ranked = np.take_along_axis(mean, by_distance, axis=1)
     lags = np.take_along_axis(scan.lags, by_distance, axis=1)
     best = np.argmin(ranked, axis=1)[:, None]
-    some = np.any(enough, axis=1).reshape(-1)
-    _put(values, known, "best_lag", np.take_along_axis(lags, best, 1)[:, 0].astype(float), some)
-    _put(values, known, "best_lag_abs", ranked.min(axis=1), some)
-    zero = LAGS.index(0)
-    _put(values, known, "lag0_abs", mean[:, zero], enough[:, zero])
+    chosen = np.take_along_axis(lags, best, 1)[:, 0].astype(np.float64)
+    return chosen, ranked.min(axis=1), mean[:, LAGS.index(0)]
+
+
+def _best_lags(values: F64, known: I64, scan: LagScan) -> None:
+    best, at_best, at_zero = best_lags(scan)
+    _put(values, known, "best_lag", best, np.isfinite(at_best))
+    _put(values, known, "best_lag_abs", at_best, np.isfinite(at_best))
+    _put(values, known, "lag0_abs", at_zero, np.isfinite(at_zero))
 
 
 def group_labels(block: PairBlock, order: I64) -> dict[str, tuple[str, ...]]:

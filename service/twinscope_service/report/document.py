@@ -47,13 +47,6 @@ KEY = (
     ("policy_ref_kl", "KL(policy‖reference), nats per token"),
 )
 
-ESTIMATES = {  # what an estimate is, where its name alone misleads
-    "engine_over_trainer": "temperature, engine's over trainer's",
-    "from": "estimated from",
-    "sampled_by": "the tokens follow",
-    "onset_step": "began at step",
-}
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -101,7 +94,8 @@ def _causes(step: StepView) -> list[Element]:
         after = cause.get("k3_after")
         source = f" ({cause['k3_after_is']})" if cause.get("k3_after_is") else ""
         remains = f"Without it the level would be {number(after)}{source}." if after else None
-        estimate = ", ".join(f"{k} {_plain(v)}" for k, v in _estimates(cause).items())
+        named = cause.get("estimate_in_words") or ()
+        estimate = ", ".join(f"{one['title']} {_plain(one['value'])}" for one in named)
         parts += [
             tag("h3", f"{cause['cause']}, confidence {100 * cause['confidence']:.0f} %"),
             tag("p", cause["evidence"]),
@@ -110,14 +104,6 @@ def _causes(step: StepView) -> list[Element]:
             tag("p", tag("strong", "Do: "), cause["fix"]),
         ]
     return parts
-
-
-def _estimates(cause: Mapping[str, Any]) -> dict[str, Any]:
-    """In words. From the pair alone a temperature is a ratio of the two sides, and is called so."""
-    found = dict(cause.get("estimate") or {})
-    if "engine_over_trainer" in found and found.get("temperature") == found["engine_over_trainer"]:
-        del found["temperature"]
-    return {ESTIMATES.get(name, name.replace("_", " ")): value for name, value in found.items()}
 
 
 def _plain(value: object) -> str:
@@ -133,22 +119,13 @@ def _alerts(alerts: Iterable[AlertView]) -> list[Element]:
     order = sorted(alerts, key=lambda one: (one.state == "resolved", one.came_down,
                                             one.series != "k3"))  # fmt: skip
     rows: list[tuple[Child, ...]] = [
-        (f"{alert.kind.replace('_', ' ')}: {series_words(alert.series)}", _state(alert),
+        (f"{alert.kind.replace('_', ' ')}: {series_words(alert.series)}", alert.standing,
          str(alert.step if alert.onset_step is None else alert.onset_step),
          number(alert.before), number(alert.after), number(alert.ratio))
         for alert in order
     ]  # fmt: skip
     head = ("alert", "state", "since step", "before", "after", "ratio")
     return [tag("h2", "Alerts"), table(head, rows[:100])] if rows else []
-
-
-def _state(alert: AlertView) -> str:
-    """A spike is over with its step; a level that fell is no trouble by itself."""
-    if alert.kind == "spike":
-        return "one step, over"
-    if alert.state == "resolved":
-        return "over"
-    return "fell" if alert.came_down else alert.state
 
 
 def _shapes(statistics: Mapping[str, Any] | None) -> list[Element]:

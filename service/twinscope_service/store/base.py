@@ -142,8 +142,10 @@ class Store(Protocol):
         """The latest `limit` closed steps, ascending."""
         ...
 
-    def timeline(self, run: str, *, metrics: Sequence[str], limit: int) -> list[TimelineRow]:
-        """The latest `limit` closed steps, ascending, reduced to `metrics` and scalars."""
+    def timeline(
+        self, run: str, *, metrics: Sequence[str], limit: int, until: int | None = None
+    ) -> list[TimelineRow]:
+        """The latest `limit` closed steps up to `until`, ascending: `metrics` and scalars."""
         ...
 
     def blob(self, run: str, step: int, kind: BlobKind) -> bytes | None:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from twinscope.wire.header import STEP_END
 from twinscope_service.errors import StoreError
 from twinscope_service.join.records import Settled
 from twinscope_service.measure.records import COVERAGE
@@ -212,19 +213,22 @@ class SqliteStore:
         rows = reversed(self._read(query, run, limit))
         return [closed_view(row, self.scalars(run, row["step"])) for row in rows]
 
-    def timeline(self, run: str, *, metrics: Sequence[str], limit: int) -> list[TimelineRow]:
+    def timeline(
+        self, run: str, *, metrics: Sequence[str], limit: int, until: int | None = None
+    ) -> list[TimelineRow]:
         """Closed steps as columns are drawn from them; the database reads the JSON, not Python."""
         paths = [f'$.metrics."{name}"' for name in metrics]
         query = (
             "SELECT step, verdict, closed_at, json_extract(view, '$.coverage.counted') AS counted, "
             "json_extract(view, '$.diagnosis[0].cause') AS cause, "
             f"json_extract(view, '$.step'{', ?' * len(paths)}) AS picked "
-            "FROM steps WHERE run = ? ORDER BY step DESC LIMIT ?"
+            "FROM steps WHERE run = ? AND step <= ? ORDER BY step DESC LIMIT ?"
         )
-        rows = self._read(query, *paths, run, limit)[::-1]
-        query = "SELECT step, name, value FROM scalars WHERE run = ? AND step >= ?"
+        last = STEP_END if until is None else until
+        rows = self._read(query, *paths, run, last, limit)[::-1]
+        query = "SELECT step, name, value FROM scalars WHERE run = ? AND step BETWEEN ? AND ?"
         scalars: dict[int, dict[str, float]] = {}
-        for found in self._read(query, run, rows[0]["step"]) if rows else ():
+        for found in self._read(query, run, rows[0]["step"], rows[-1]["step"]) if rows else ():
             scalars.setdefault(found["step"], {})[found["name"]] = found["value"]
         return [timeline_row(row, metrics, scalars.get(row["step"], {})) for row in rows]
 
