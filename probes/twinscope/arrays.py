@@ -212,11 +212,15 @@ def is_flag(value: Any) -> bool:
     return isinstance(value, Integral) or bool(value in (0, 1))
 
 
-def dtype_name(value: Array) -> str | None:
-    """The element type that the host used, e.g. bfloat16; None for Python numbers."""
+def find_dtype(value: Array) -> Any:
+    """The element type that the host used, as its library has it; None for Python numbers."""
     if isinstance(value, (list, tuple)):
-        return dtype_name(value[0]) if value else None
-    dtype = getattr(value, "dtype", None)
+        return find_dtype(value[0]) if value else None
+    return getattr(value, "dtype", None)
+
+
+def dtype_name(dtype: Any) -> str | None:
+    """Its name, e.g. bfloat16."""
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 

@@ -142,7 +142,7 @@ def capture_side(
     fields: Mapping[str, Any],
     part: Mapping[str, int],
     pool: SlabPool,
-    dtypes: Mapping[str, str] | None = None,
+    dtypes: Mapping[str, str | None] | None = None,
 ) -> Block:
     """The block of one call whose names are checked.
 
@@ -166,7 +166,8 @@ def capture_side(
     _add_prompts(capture, side, given)
     _add_header(capture.header, side, given, samples=layout.samples)
     for name, dtype in (dtypes or {}).items():
-        _remember_dtype(capture.header, name, dtype)
+        if dtype is not None:
+            _remember_dtype(capture.header, name, dtype)
     masked = "mask" in given or pad == "none"
     return capture.block(digest_ids=_wants_digest(given), masked=masked)
 

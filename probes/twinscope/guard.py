@@ -16,10 +16,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from twinscope.errors import WireError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 logger = logging.getLogger("twinscope")
 
@@ -37,10 +38,12 @@ class Guard:
         self._remarks: set[str] = set()
         self._lock = threading.Lock()
 
-    def run(self, where: str, neutral: T, call: Callable[[], T]) -> T:
-        """`call()`, or `neutral` when it raises."""
+    def run(
+        self, where: str, neutral: T, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What `call` returns, or `neutral` when it raises."""
         try:
-            return call()
+            return call(*args, **kwargs)
         except Exception as error:  # the only broad except of the probes
             self.note(where, error)
             if self.raise_errors:

@@ -99,9 +99,7 @@ def guarded(
                 return neutral
             start = self._clock.monotonic()
             try:
-                return self._guard.run(
-                    method.__name__, neutral, lambda: attempt(self, *args, **kwargs)
-                )
+                return self._guard.run(method.__name__, neutral, attempt, self, *args, **kwargs)
             finally:
                 if timed:
                     self._meter.add(self._clock.monotonic() - start)

@@ -8,10 +8,10 @@ splits into posts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from twinscope.arrays import Array, dtype_name
+from twinscope.arrays import Array, dtype_name, find_dtype
 from twinscope.books import Count
 from twinscope.capture import capture_side, check_call
 from twinscope.items import Part, split_block
@@ -25,13 +25,13 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RawCall:
-    """One call. `logprobs`: tensor name -> values; `dtypes`: the element types the host used."""
+    """One call. `logprobs`: tensor name -> values; `dtypes`: their element types at the host."""
 
     side: str
     step: Any
     logprobs: Mapping[str, Array]
     fields: Fields
-    dtypes: Mapping[str, str]
+    dtypes: Mapping[str, Any]  # of torch or numpy; None: of Python numbers
     run: str
     part: Mapping[str, int]
     nbytes: int  # of the arrays, about; of the copies, once copied
@@ -52,10 +52,14 @@ class RawCall:
             for name, value in self.logprobs.items()
         }
         fields = {name: copier.copy(name, value) for name, value in self.fields.items()}
-        return replace(
-            self,
+        return RawCall(
+            side=self.side,
+            step=self.step,
             logprobs=logprobs,
             fields=fields,
+            dtypes=self.dtypes,
+            run=self.run,
+            part=self.part,
             nbytes=CALL_BYTES + copier.nbytes,
             count=Count(batches=1, tokens=count_elements(next(iter(logprobs.values())))),
             slabs=tuple(copier.slabs),
@@ -71,7 +75,7 @@ class RawCall:
             fields={name: thaw(value) for name, value in self.fields.items()},
             part=self.part,
             pool=pool,
-            dtypes=self.dtypes,
+            dtypes={name: dtype_name(dtype) for name, dtype in self.dtypes.items()},
         )
         # A rank without samples has nothing to lose.
         return split_block(block, post_bytes) if block.samples else []
@@ -88,13 +92,12 @@ def take_call(
 ) -> RawCall:
     """The call as it is. Raises WireError for what can be seen without looking into the arrays."""
     given = check_call(side, step, logprobs, fields)
-    dtypes = {name: dtype_name(value) for name, value in logprobs.items()}
     return RawCall(
         side=side,
         step=step,
         logprobs=logprobs,
         fields=given,
-        dtypes={name: dtype for name, dtype in dtypes.items() if dtype is not None},
+        dtypes={name: find_dtype(value) for name, value in logprobs.items()},
         run=run,
         part=part,
         nbytes=sum(map(_nbytes, logprobs.values())) + sum(map(_nbytes, given.values())),

@@ -6,8 +6,7 @@ sending thread (capture.py). Lists of arrays become one array; lists of Python n
 as lists; what cannot change (numbers, strings, tuples of them) is kept. Tensors on a device are
 copied to the host, which waits for the work queued before them, as `.cpu()` does.
 
-Masks become one byte on the way, and token ids int32 where they fit: half the bytes to write pays
-for the look at each. What does not fit stays as it is, for the capture to refuse.
+Large masks become one byte on the way: fewer bytes to write pay for the look at each.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ MASKS = frozenset({"mask", "prompt_mask"})
 OBJECTS = frozenset({"sampling", "fingerprint", "rollout_fingerprint", "train_fingerprint"})
 CONSTANTS = (type(None), bool, int, float, str, bytes, range)
 I32_END = 1 << 31
-PIECE = 1 << 18  # ids; 2 MiB of int64
 NUMBER_BYTES = 32  # of a Python number that we keep alive, and its place in a list
 DTYPE = attrgetter("dtype")
 NOT_ARRAYS = "pass tensors in host or device memory, arrays or lists of numbers"
@@ -54,7 +52,7 @@ class Frozen(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Bfloat16(Frozen):
-    """bfloat16 values by their bits, uint16. numpy has no bfloat16; torch would start threads."""
+    """bfloat16 values by their bits, int16. numpy has no bfloat16; torch would start threads."""
 
     bits: Array
 
@@ -66,7 +64,7 @@ class Bfloat16(Frozen):
     def thaw(self) -> Array:
         """float32, exact: a bfloat16 is the upper half of one."""
         numpy = sys.modules["numpy"]
-        return (self.bits.astype(numpy.uint32) << 16).view(numpy.float32)
+        return (self.bits.view(numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +122,6 @@ class Mixed(Frozen):
         return [thaw(row) for row in self.rows]
 
 
-def fits_int32(low: int, high: int) -> bool:
-    """Whether integers from `low` to `high` do."""
-    return low >= -I32_END and high < I32_END
-
-
 def thaw(value: Any) -> Any:
     """The argument that `Copier.copy` was given, or one that reads the same."""
     if isinstance(value, Frozen):
@@ -171,12 +164,12 @@ class Copier:
             raise WireError(field, type(value).__name__, f"{NOT_ARRAYS} ({error})") from error
 
     def _copy(self, field: str, value: Any) -> Any:
-        if isinstance(value, CONSTANTS):
-            return value
         if self._torch is not None and isinstance(value, self._torch.Tensor):
             return self._tensor(field, value)
         if self._numpy is not None and isinstance(value, self._numpy.ndarray):
             return self._ndarray(field, value)
+        if isinstance(value, CONSTANTS):
+            return value
         if isinstance(value, (list, tuple)):
             return self._sequence(field, value)
         if isinstance(value, Mapping):
@@ -194,32 +187,16 @@ class Copier:
 
     def _ndarray(self, field: str, value: Array) -> Array:
         kind, dtype = value.dtype.kind, value.dtype
-        if kind not in "iubf":  # objects, text, complex numbers: kept for the refusal
+        # Small, or objects, text, complex numbers, which are kept for the refusal.
+        if value.nbytes < SMALLEST or kind not in "iubf":
             self.nbytes += value.nbytes
-            return value.copy()
+            return self._numpy.array(value)  # type: ignore[union-attr]
         if field in MASKS and kind in "iu":
             target = self._empty(value.shape, bool)
             return self._numpy.not_equal(value, 0, out=target)  # type: ignore[union-attr]
-        if field in IDS and dtype.name == "int64" and value.flags.c_contiguous:
-            target = self._empty(value.shape, "int32")
-            if self._narrow(value.reshape(-1), target.reshape(-1)):
-                return target
         target = self._empty(value.shape, dtype)
         self._numpy.copyto(target, value)  # type: ignore[union-attr]
         return target
-
-    def _narrow(self, source: Array, target: Array) -> bool:
-        """int64 to int32, both flat. False: a value does not fit. In pieces that stay in cache."""
-        numpy: Any = self._numpy
-        for begin in range(0, source.size, PIECE):
-            piece = source[begin : begin + PIECE]
-            numpy.copyto(target[begin : begin + PIECE], piece, casting="unsafe")
-            # The bits of all of them: enough, where none is negative, as padding may be.
-            if 0 <= numpy.bitwise_or.reduce(piece) < I32_END:
-                continue
-            if not fits_int32(piece.min(), piece.max()):
-                return False
-        return True
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Memory for a copy; large ones are warm (slabs.py)."""
@@ -246,14 +223,14 @@ class Copier:
         if value.device.type != "cpu":
             return self._device_tensor(field, value)
         if value.dtype == torch.bfloat16:
-            return Bfloat16(self._ndarray("bits", value.view(torch.int16).numpy().view("uint16")))
+            return Bfloat16(self._ndarray("bits", value.view(torch.int16).numpy()))
         return self._ndarray(field, value.numpy())
 
     def _device_tensor(self, field: str, value: Array) -> Array:
         """Narrowed on the device, then one copy over the bus into warm memory."""
         torch: Any = self._torch
         if value.dtype == torch.bfloat16:
-            return Bfloat16(self._fetch(value.view(torch.int16)).view("uint16"))
+            return Bfloat16(self._fetch(value.view(torch.int16)))
         if field in IDS and value.dtype == torch.int64:
             return Clipped(self._fetch(value.clamp(-I32_END, I32_END - 1).to(torch.int32)))
         if field in MASKS and not value.is_floating_point() and not value.is_complex():
@@ -331,8 +308,8 @@ class Copier:
         if self._numpy is None or rows[0].device.type != "cpu":
             return self._tensor(field, torch.cat(rows))
         if dtype == torch.bfloat16:
-            bits = self._empty((length,), "uint16")
-            torch.cat(rows, out=torch.from_numpy(bits.view("int16")).view(dtype))
+            bits = self._empty((length,), "int16")
+            torch.cat(rows, out=torch.from_numpy(bits).view(dtype))
             return Bfloat16(bits)
         target = self._empty((length,), str(dtype).removeprefix("torch."))
         torch.cat(rows, out=torch.from_numpy(target))
