@@ -77,7 +77,7 @@ def test_the_run_of_the_demonstration_is_healthy_dated_and_named(bench: Bench) -
     assert {answer["cause"] for answer in first[start + 2 :]} == {"stale_weights"}
     last = first[-1]
     assert last["estimate"]["version_lag"] == len(views) - start
-    assert last["evidence"].startswith(f"{views[-1].samples} samples were made by")  # all of them
+    assert last["evidence"].startswith(f"all {views[-1].samples} samples were made by")
     healthy = median(view.metrics["k3_mean"] or 0.0 for view in views[:start])
     assert last["k3_after"] == pytest.approx(healthy, rel=0.2)
     shift = _shift(bench)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from looking import HEALTHY, Visit
 from service_process import ServiceProcess
+
+from twinscope_service.views import AlertView
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Route
@@ -75,10 +78,9 @@ def test_a_run_says_whether_it_lives(visit: Visit, service: ServiceProcess) -> N
 
 
 def alert(**more: Any) -> dict[str, Any]:
-    """A level shift that fires, or something like it."""
-    usual = {"kind": "level_shift", "state": "firing", "series": "k3", "step": 9, "onset_step": 5,
-             "before": 0.002, "after": 0.1, "ratio": 50.0, "message": "", "causes": []}  # fmt: skip
-    return {**usual, **more}
+    """A level shift that fires, or something like it, as the API tells it."""
+    usual = AlertView(1, "level_shift", "firing", "k3", 9, 5, 0.002, 0.1, 50.0, "")
+    return replace(usual, **more).as_json()
 
 
 def test_what_rose_stands_first_what_fell_is_not_red_and_a_spike_is_over(visit: Visit) -> None:

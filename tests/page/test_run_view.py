@@ -174,7 +174,7 @@ def box(visit: Visit, **more: Any) -> str:
     """The text of the box for a step whose level shifted at step 5."""
     usual = {"step": 9, "verdict": "inconsistent", "samples": 48, "joined": 48, "reasons": []}
     cause = {"cause": "stale_weights", "family": "weights", "confidence": 0.9, "share": 0.5,
-             "evidence": "24 samples were made by weights 3 versions old", "fix": "Check it.",
+             "evidence": "24 of 48 samples were made by weights 3 versions old", "fix": "Check it.",
              "estimate": {"version_lag": 3.0}, "group": [],
              "runbook": "causes/stale_weights.md"}  # fmt: skip
     cause |= more.pop("cause", {})

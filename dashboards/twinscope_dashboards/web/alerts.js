@@ -1,29 +1,26 @@
 // Alerts: what they are about, which one says most, and how to have peace from them for a while.
 
-import { api, link } from "./api.js";
+import { ALERTS, api, link } from "./api.js";
 import { failure, fold, h, section, table } from "./dom.js";
-import { count, number, risen, series, times, until, words } from "./words.js";
-
-/** About a level that fell: no trouble by itself. A group is compared with the others, so not it. */
-export const cameDown = (alert) => alert.kind === "level_shift" && !alert.series.includes("{")
-  && typeof alert.before === "number" && typeof alert.after === "number" && Math.abs(alert.after) < Math.abs(alert.before);
+import { count, format, number, risen, series, times, until, words } from "./words.js";
 
 /** The firing alert that says most: about k3 first, then the earliest; a level that fell is none. */
 export function leading(alerts) {
   const rank = (alert) => [alert.series === "k3" ? 0 : 1, alert.onset_step ?? alert.step];
-  return alerts.filter((alert) => alert.state === "firing" && !cameDown(alert))
+  return alerts.filter((alert) => alert.state === "firing" && !alert.came_down)
     .sort((a, b) => rank(a)[0] - rank(b)[0] || rank(a)[1] - rank(b)[1])[0] ?? null;
 }
 
 /** Beside a verdict of `ok`, which a firing rise does not leave as it is. */
 export const rise = (verdict, lead) => (verdict === "ok" && lead && lead.kind !== "silence" ? risen(words(lead.kind)) : null);
 
-/** A spike is over with its step; nobody had to resolve it. */
+/** As the service puts it: firing, fell, over ... */
 function state(alert) {
-  if (alert.kind === "spike") return h("span", { class: "alert resolved" }, "one step, over");
-  if (alert.state === "firing" && cameDown(alert)) return h("span", { class: "alert fell", title: "a level that fell is no trouble by itself" }, "fell");
-  return h("span", { class: `alert ${alert.state}` }, alert.state === "resolved" ? "over" : alert.state);
+  const fell = alert.standing === "fell";
+  return h("span", { class: `alert ${fell ? "fell" : alert.kind === "spike" ? "resolved" : alert.state}`, title: fell && "a level that fell is no trouble by itself" }, alert.standing);
 }
+
+const LISTED = 200; // alerts that are over, in the document
 
 /** `at(step)`: address of a step; `silenced`: a node that tells of open silences, too. */
 export function alertList(run, alerts, at, { silenced = null } = {}) {
@@ -36,13 +33,14 @@ export function alertList(run, alerts, at, { silenced = null } = {}) {
     { title: "after / before", numeric: true, get: (alert) => times(alert.ratio) || "—" },
     { title: "likely cause", get: (alert) => alert.causes.map(words).join(", ") || "—" },
   ];
-  const gravity = (alert) => (cameDown(alert) ? 2 : alert.series === "k3" ? 0 : 1);
+  const gravity = (alert) => (alert.came_down ? 2 : alert.series === "k3" ? 0 : 1);
   const open = alerts.filter((alert) => alert.state !== "resolved" && alert.kind !== "spike").sort((a, b) => gravity(a) - gravity(b));
   const over = alerts.filter((alert) => !open.includes(alert));
   const lone = over.filter((alert) => alert.kind === "spike").length;
   const title = [lone ? `${count(lone, "spike")}, each of one step` : null, over.length > lone ? `${over.length - lone} over` : null].filter(Boolean).join("; ");
   return section("Alerts", open.length ? table("Alerts", columns, open, { cards: true }) : h("p", { class: "quiet" }, "Nothing fires."),
-    over.length ? fold(title, table("Alerts that are over", columns, over.slice(0, 200), { cards: true })) : null,
+    over.length ? fold(title, table("Alerts that are over", columns, over.slice(0, LISTED), { cards: true }), over.length > LISTED ? h("p", { class: "hint" }, `The newest ${LISTED} of these ${format(over.length)}.`) : null) : null,
+    alerts.length >= ALERTS ? h("p", { class: "hint", "data-limit": "alerts" }, `Only the newest ${format(ALERTS)} alerts of a run are told here; this run has had more.`) : null,
     silences(run, open, silenced));
 }
 

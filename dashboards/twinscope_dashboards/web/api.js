@@ -23,6 +23,9 @@ async function get(path, more = {}) {
 
 const name = encodeURIComponent;
 const PAGE = 200;
+export const ALERTS = 1000; // of a run: the service tells no more, newest first
+export const EVENTS = 300;
+export const STEPS = 5000; // of a run's timeline
 
 export const api = {
   /** Every run, following the pages. */
@@ -36,7 +39,8 @@ export const api = {
     }
   },
   run: (run) => get(`v1/runs/${name(run)}`),
-  timeline: (run, last = 5000) => get(`v1/runs/${name(run)}/timeline?last=${last}`),
+  /** The latest steps as columns; `until`: no step after this one. */
+  timeline: (run, { last = STEPS, until = null } = {}) => get(`v1/runs/${name(run)}/timeline?last=${last}${until === null ? "" : `&until=${until}`}`),
   step: (run, step) => get(`v1/runs/${name(run)}/steps/${name(step)}`),
   /** The step before, this one and the next, as far as there. */
   around: (run, step) => get(`v1/runs/${name(run)}/steps?limit=3${step >= 1 ? `&after=${step - 2}` : ""}`),
@@ -44,8 +48,8 @@ export const api = {
   async profiles(run, step) {
     return (await get(`v1/runs/${name(run)}/steps/${name(step)}/profiles`)).statistics;
   },
-  alerts: (run) => get(`v1/runs/${name(run)}/alerts?limit=1000`),
-  events: (run) => get(`v1/runs/${name(run)}/events?limit=300`),
+  alerts: (run) => get(`v1/runs/${name(run)}/alerts?limit=${ALERTS}`),
+  events: (run) => get(`v1/runs/${name(run)}/events?limit=${EVENTS}`),
   silences: () => get("v1/silences"),
   silence: (asked) => get("v1/silences", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(asked) }),
   endSilence: (id) => get(`v1/silences/${name(id)}`, { method: "DELETE" }),

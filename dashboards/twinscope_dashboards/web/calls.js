@@ -2,6 +2,7 @@
 
 import { api } from "./api.js";
 import { fold, h, section, table } from "./dom.js";
+import { prose, render } from "./markdown.js";
 
 export async function showCalls() {
   const document_ = await api.openapi();
@@ -17,9 +18,9 @@ export async function showCalls() {
 function one({ path, method, call }) {
   const parameters = (call.parameters ?? []).filter((parameter) => parameter.in === "query");
   return h("div", { class: "call" },
-    h("h3", {}, h("code", { class: "method" }, method.toUpperCase()), " ", h("code", {}, path.replace(":path", "")), " ", h("span", { class: "quiet" }, call.summary ?? "")),
-    call.description ? h("p", {}, call.description) : null,
+    h("h3", {}, h("code", { class: "method" }, method.toUpperCase()), " ", h("code", {}, path.replace(":path", "")), " ", h("span", { class: "quiet" }, prose(call.summary ?? ""))),
+    call.description ? render(call.description) : null,
     parameters.length ? fold("Parameters", table(`Parameters of ${method} ${path}`, [
-      { title: "name", get: (parameter) => h("code", {}, parameter.name) }, { title: "default", get: (parameter) => String(parameter.schema?.default ?? "—") }, { title: "meaning", get: (parameter) => parameter.description ?? parameter.schema?.description ?? "" },
+      { title: "name", get: (parameter) => h("code", {}, parameter.name) }, { title: "default", get: (parameter) => String(parameter.schema?.default ?? "—") }, { title: "meaning", get: (parameter) => h("span", {}, prose(parameter.description ?? parameter.schema?.description ?? "")) },
     ], parameters)) : null);
 }

@@ -1,6 +1,6 @@
 // Causes: what most likely happened, how sure, the evidence, what would remain, what to do.
 
-import { cameDown, leading } from "./alerts.js";
+import { leading } from "./alerts.js";
 import { api, link } from "./api.js";
 import { failure, h, loading } from "./dom.js";
 import { render, summary } from "./markdown.js";
@@ -21,17 +21,11 @@ function card(cause, step, { first, told }) {
       h("h3", { "data-cause": cause.cause }, words(cause.cause)),
       h("span", { class: "family" }, cause.family === "none" ? "healthy" : cause.family),
       meter(cause.confidence)),
-    told ? null : h("p", {}, capital(sentence(ofAll(cause.evidence, step)))),
+    told ? null : h("p", {}, capital(sentence(cause.evidence))),
     remains(cause, step),
     cause.fix && !told ? h("p", { class: "fix" }, h("strong", {}, "Do: "), sentence(cause.fix)) : null,
-    facts(cause, step),
+    facts(cause),
     cause.runbook ? runbook(cause.runbook, first && cause.family !== "none" ? "Runbook: how it looks, how sure one can be, where to look in your framework" : "Runbook") : null);
-}
-
-/** "24 samples" as "24 of 48 samples": the number alone does not say whether that is much. */
-function ofAll(text, step) {
-  const all = step.joined ?? step.samples ?? 0;
-  return text.replace(/(^|: )(\d+) samples were\b/, (told, before, some) => (Number(some) < all ? `${before}${some} of ${all} samples were` : told));
 }
 
 function meter(confidence) {
@@ -48,21 +42,12 @@ function remains(cause, step) {
     cause.k3_after_is ? ` (${cause.k3_after_is}).` : ".");
 }
 
-// What an estimate is, where its name alone misleads.
-const ESTIMATES = {
-  engine_over_trainer: "temperature, engine's over trainer's", from: "estimated from", sampled_by: "the tokens follow", standard_error: "standard error", onset_step: "began at step",
-};
-
-function facts(cause, step) {
-  const estimate = cause.estimate ?? {};
-  const relative = estimate.temperature === estimate.engine_over_trainer; // from the pair alone: a ratio, not a temperature
-  const all = Object.entries(estimate).filter(([name]) => name !== "temperature" || !relative);
-  const estimates = all.filter(([, value], i) => !all.slice(0, i).some(([, earlier]) => earlier === value)); // the same number under two names
+function facts(cause) {
+  const estimates = cause.estimate_in_words ?? [];
   if (estimates.length === 0 && cause.group.length === 0 && cause.share >= 1) return null;
-  const joined = step.joined ?? step.samples;
-  const shown = (value, name) => (name === "samples" && value < joined ? [number(value), ` of ${joined}`] : typeof value === "number" ? number(value) : typeof value === "string" ? value : Array.isArray(value) ? value.join(", ") : JSON.stringify(value));
+  const shown = (value) => (typeof value === "number" ? number(value) : typeof value === "string" ? value : Array.isArray(value) ? value.join(", ") : JSON.stringify(value));
   return h("dl", { class: "facts" },
-    estimates.map(([name, value]) => [h("dt", {}, ESTIMATES[name] ?? words(name)), h("dd", {}, shown(value, name))]),
+    estimates.map(({ title, value }) => [h("dt", {}, title), h("dd", {}, shown(value))]),
     cause.share < 1 ? [h("dt", {}, "touches"), h("dd", {}, `${share(cause.share)} of the tokens' samples`)] : null,
     cause.group.length ? [h("dt", {}, "cannot be told from"), h("dd", {}, cause.group.filter((id) => id !== cause.cause).map(words).join(", "))] : null,
     cause.separator ? [h("dt", {}, "would tell them apart"), h("dd", {}, cause.separator)] : null);
@@ -91,12 +76,11 @@ export function causeLine(step) {
 
 /**
  * What an engineer who was woken wants to know, in one box. `place`: {run, step} of the view;
- * `past`: a promise of {before: {step, clip_fraction, ess_ratio}, at}: the last healthy step before
- * the onset, and when that was in seconds, each null where not known.
+ * `past`: a promise of what was before the onset (past.js).
  */
 export function situation({ step, alerts, href, links = [], events = null, place = {}, past = null }) {
   const lead = leading(alerts);
-  const fell = alerts.find((alert) => alert.state === "firing" && alert.series === "k3" && cameDown(alert));
+  const fell = alerts.find((alert) => alert.state === "firing" && alert.series === "k3" && alert.came_down);
   const best = step.diagnosis?.[0];
   const healthy = step.verdict === "ok" && !lead;
   const known = lead && past ? past.catch(() => null) : Promise.resolve(null); // the box stands without it
@@ -107,16 +91,28 @@ export function situation({ step, alerts, href, links = [], events = null, place
       row("How bad for training?", harm(step.metrics ?? {}, known)),
       healthy ? null : row("On which tokens?", spread(step, best)),
       best && best.family !== "none" ? row("What caused it?", blamed(best, step)) : null,
-      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: link.runbook(best.cause, place) }, "Runbook"), isStaleness(best) ? intended(step, place) : taught(step, lead)]) : null,
+      best && best.family !== "none" ? row("What to do?", [sentence(best.fix), " ", h("a", { href: link.runbook(best.cause, place) }, "Runbook"), isStaleness(best) ? intended(step, place) : taught(step, lead, known)]) : null,
       healthy && best ? row("Why?", sentence(best.evidence)) : null,
-      links.length ? row("Look at", links) : null));
+      links.length ? row("Look at", links) : null,
+      row("Notation", signs())));
 }
+
+const SIGNS = [
+  ["q", "log-prob of a sampled token as the rollout engine reports it"],
+  ["p", "the same token's log-prob recomputed by the trainer, before any update"],
+  ["Δ", "p − q; 0 where both agree"],
+  ["ρ", "e^Δ, trainer's over engine's probability"],
+  ["k3", "e^Δ − 1 − Δ; its mean over the tokens is rollout_train_kl, in nats"],
+];
+
+/** What the letters on this page stand for, one short line each. */
+const signs = () => h("ul", { class: "signs" }, SIGNS.map(([sign, meaning]) => h("li", {}, h("strong", {}, sign), ` = ${meaning}`)));
 
 /** The cause, what was found of it here, and what it is in general, in the words of its runbook. */
 function blamed(best, step) {
   const meaning = h("p", { class: "quiet", "data-role": "meaning" });
   api.runbook(best.runbook).then((text) => { meaning.textContent = `In general: ${summary(text)}`; }).catch(() => {}); // the name and the evidence stand without it
-  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, capital(sentence(ofAll(best.evidence, step))), meaning];
+  return [h("strong", { "data-role": "cause" }, words(best.cause)), ` (${share(best.confidence)} sure). `, capital(sentence(best.evidence)), meaning];
 }
 
 /** What else happened when it began; its absence is told, so that nobody looks for it. */
@@ -156,11 +152,12 @@ function intended(step, place) {
 }
 
 /** What was trained on it already. */
-function taught(step, lead) {
+function taught(step, lead, known) {
   const onset = lead?.onset_step ?? null;
   if (step.verdict !== "inconsistent" || onset === null || onset < 1 || step.step < onset) return null;
-  return h("p", {}, step.step > onset ? `Steps ${onset} to ${step.step} were` : `Step ${onset} was`,
-    ` trained on it; the last step before it is ${onset - 1}. ${damaged(step)
+  const last = h("span", { "data-role": "last-before" });
+  known.then((found) => { if (typeof found?.ok?.step === "number") last.append(`; the last healthy step before it is ${found.ok.step}`); });
+  return h("p", {}, step.step > onset ? `Steps ${onset} to ${step.step} were` : `Step ${onset} was`, " trained on it", last, `. ${damaged(step)
       ? `If the loss does not correct the ratio (importance sampling with q), stop and go back to a checkpoint from before step ${onset}.`
       : "So little was lost by it that no step back is worth its price: mend it and go on."}`);
 }
@@ -178,7 +175,7 @@ function judged(step, lead, { fell, place }) {
     copied || level === null || level === undefined ? null : [" rollout_train_kl, the KL between the two, is ", number(level), " nats per token",
       lead?.before > 0 && lead.series === "k3" ? ownLevels(level, lead, place) : null, ". "],
     fell && step.verdict !== "inconsistent" ? `It fell at step ${fell.onset_step ?? fell.step} (${times(fell.ratio)}): the two sides came closer. ` : null,
-    step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, ofAll(reason, step)))) : null];
+    step.reasons?.length ? h("ul", {}, step.reasons.map((reason) => h("li", {}, reason))) : null];
 }
 
 /** One step and the median of those since the onset have each a ratio to what was before. */
@@ -201,7 +198,7 @@ function harm(metrics, known) {
   if (metrics.abs_max === 0) return "Not known: both sides are the same numbers, so nothing was compared.";
   const healthy = (name) => {
     const told = h("span", { "data-before": name });
-    known.then((found) => { if (typeof found?.before?.[name] === "number") told.append(` (step ${found.before.step}, before it began: `, number(found.before[name], share(found.before[name])), ")"); });
+    known.then((found) => { if (typeof found?.ok?.[name] === "number") told.append(` (step ${found.ok.step}, before it began: `, number(found.ok[name], share(found.ok[name])), ")"); });
     return told;
   };
   return ["If q is the old policy of the loss, PPO clips ", number(metrics.clip_fraction, share(metrics.clip_fraction)), " of the tokens before any update", healthy("clip_fraction"),

@@ -1,8 +1,10 @@
 // Two steps side by side, or two runs over one another.
 
+import { leading } from "./alerts.js";
 import { api, link } from "./api.js";
 import { causes } from "./causes.js";
 import { fill, h, loading, section, table } from "./dom.js";
+import { onsetOf } from "./past.js";
 import { axis, color, figure, logarithmic, plain, thin } from "./plots.js";
 import { distribution, profiles } from "./shapes.js";
 import { KEY_METRICS, asShare, number, share, times, verdict, words } from "./words.js";
@@ -84,7 +86,29 @@ export function median(values) {
   return known.length === 0 ? null : known.length % 2 ? known[half] : (known[half - 1] + known[half]) / 2;
 }
 
-/** Where each run stands, and medians over all of its steps, which one bad step does not move. */
+const PARTED = new Set(["k3_mean", "ess_ratio"]); // told of parts of the runs, too
+
+const changed = (...runs) => runs.map((one) => ({ run: one.run, lead: leading(one.alerts) })).filter(({ lead }) => lead !== null);
+
+/**
+ * Stretches of both runs: a fault that began late does not move the median of all steps. The last
+ * quarter of each, and the steps from the onset of an alarm of either. [title, one -> index -> is in it]
+ */
+function parts(a, b) {
+  const onsets = [...new Set(changed(a, b).map(({ lead }) => onsetOf(lead)))];
+  return [
+    ["last quarter", (one) => (_, i) => i >= Math.floor(0.75 * one.step.length)],
+    ...onsets.map((onset) => [`from step ${onset} on`, (one) => (_, i) => one.step[i] >= onset]),
+  ];
+}
+
+/** Which of the runs changed, and at which step; null: none did. */
+function onsets(a, b) {
+  const found = changed(a, b).map(({ run, lead }) => `${run} changed at step ${onsetOf(lead)} (${words(lead.kind)})`);
+  return found.length ? h("p", { "data-role": "onsets" }, `${found.join("; ")}. Below the medians over all steps stand those from there on.`) : null;
+}
+
+/** Where each run stands, and medians, which one bad step does not move: over all steps and by parts. */
 function summary(a, b) {
   const columns = [["k3_mean", ""], ["abs_mean", ""], ["ess_ratio", "share"], ["clip_fraction", "share"]]
     .filter(([name]) => [a, b].some((one) => one.metrics[name]));
@@ -95,7 +119,8 @@ function summary(a, b) {
     ["last verdict", (one) => (one.verdict.length ? verdict(one.verdict.at(-1)) : "—")],
     ["last likely cause", (one) => words(one.cause.at(-1)) || "—"],
     ["last rollout_train_kl", (one) => number(one.metrics.k3_mean?.at(-1)), (one) => one.metrics.k3_mean?.at(-1)],
-    ...columns.map(([name, unit]) => [`median ${KEY_METRICS.find(([id]) => id === name)[1]}`, (one) => number(median(one.metrics[name] ?? []), asShare(unit, median(one.metrics[name] ?? []))), (one) => median(one.metrics[name] ?? [])]),
+    ...columns.map(([name, unit]) => middle(name, unit)),
+    ...parts(a, b).flatMap(([title, inside]) => columns.filter(([name]) => PARTED.has(name)).map(([name, unit]) => middle(name, unit, { title, inside }))),
   ];
   const linked = (one) => h("a", { href: link.run(one.run) }, one.run);
   return table("Two runs", [
@@ -104,6 +129,13 @@ function summary(a, b) {
     { title: linked(b), numeric: true, get: ([, shown]) => shown(b) },
     { title: "ratio", numeric: true, get: ([, , value]) => (value && value(a) && value(b) ? times(value(b) / value(a)) : "—") },
   ], rows);
+}
+
+/** A row: the median of a metric, of all steps or of those `inside`. */
+function middle(name, unit, { title = null, inside = () => () => true } = {}) {
+  const value = (one) => median((one.metrics[name] ?? []).filter(inside(one)));
+  const metric = `median ${KEY_METRICS.find(([id]) => id === name)[1]}`;
+  return [title === null ? metric : `${metric}, ${title}`, (one) => number(value(one), asShare(unit, value(one))), value];
 }
 
 async function twoRuns([runA, runB]) {
@@ -120,5 +152,5 @@ async function twoRuns([runA, runB]) {
     build: () => ({ data: [curve(a, name, "accent"), curve(b, name, "accent2")], layout: { xaxis: axis("step"), yaxis: axis("", log.has(name) ? logarithmic : {}), hovermode: "x" } }),
   }));
   const same = ["k3_mean", "abs_mean", "abs_max"].every((name) => JSON.stringify(a.metrics[name]) === JSON.stringify(b.metrics[name])) && a.step.length === b.step.length;
-  return [same ? twins("runs") : null, section("Numbers", summary(a, b)), h("h2", {}, "Curves"), legend({ first: h("a", { href: link.run(runA) }, runA), second: h("a", { href: link.run(runB) }, runB) }), h("div", { class: "pair" }, plots)];
+  return [same ? twins("runs") : null, section("Numbers", onsets(a, b), summary(a, b)), h("h2", {}, "Curves"), legend({ first: h("a", { href: link.run(runA) }, runA), second: h("a", { href: link.run(runB) }, runB) }), h("div", { class: "pair" }, plots)];
 }

@@ -23,7 +23,7 @@ export function isLocal(address) {
 
 /**
  * A table. `columns`: {title, numeric, get(row)}; a row's cells may be nodes or text. `cards`: on a
- * phone a row stands as a card, each cell beside its title.
+ * phone a row stands as a card, each cell beside its title; "compact": two cells beside one another.
  */
 export function table(label, columns, rows, { cards = false } = {}) {
   const head = h("tr", {}, columns.map((column) => h("th", { scope: "col", class: column.numeric && "number" }, column.title)));
@@ -31,7 +31,7 @@ export function table(label, columns, rows, { cards = false } = {}) {
     const cell = column.get(row);
     return h(index === 0 ? "th" : "td", { class: [column.numeric && "number", (cell ?? "—") === "—" && "empty"].filter(Boolean).join(" ") || null, scope: index === 0 && "row", "data-title": cards && column.title }, cell ?? "—");
   })));
-  return scroll(label, h("table", { class: cards && "cards" }, h("thead", {}, head), h("tbody", {}, body)));
+  return scroll(label, h("table", { class: cards && ["cards", cards === "compact" && "compact"].filter(Boolean).join(" ") }, h("thead", {}, head), h("tbody", {}, body)));
 }
 
 /** A box that scrolls sideways on narrow screens, reachable by keyboard. */

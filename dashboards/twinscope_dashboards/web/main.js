@@ -29,7 +29,8 @@ let turn = 0; // a view that arrives after another one was asked for is dropped
 /**
  * From the address to {section, show(), stamp(), plots}; stamp tells cheaply whether anything is
  * new; `plots`: the view has some, so their library loads while its data are on the way.
- * show() gives {title, nodes, ready, up, keys}; `ready` settles when parts that came later are there.
+ * show() gives {title, nodes, ready, up, keys, again}; `ready` settles when parts that came later are
+ * there, `again` answers a link to the address that is shown already.
  */
 function route() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -145,6 +146,10 @@ addEventListener("keydown", (event) => {
   pressKeys();
 });
 addEventListener("hashchange", () => show());
+addEventListener("click", (event) => {
+  const address = event.target.closest?.("a[href^='#/']")?.hash;
+  if (address && address === location.hash && shownAt === address) shown.again?.(); // no change of address will tell
+});
 addEventListener("readdressed", () => { shownAt = location.hash; });
 document.getElementById("theme").addEventListener("click", nextTheme);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); view.focus(); });

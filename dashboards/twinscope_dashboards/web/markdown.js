@@ -6,7 +6,7 @@ import { h, scroll } from "./dom.js";
 const INLINE = /(`[^`]+`)|(\*\*[^*]+\*\*)|\[([^\]]+)\]\(([^)\s]+)\)/g;
 
 /** `place`: {run, step} from which the page was opened, for links between the pages. */
-function inline(text, place = {}) {
+export function prose(text, place = {}) {
   const nodes = [];
   let end = 0;
   for (const match of text.matchAll(INLINE)) {
@@ -25,13 +25,13 @@ const target = (address, place) => (/^[a-z0-9_]+\.md$/.test(address) ? link.runb
 /** The first paragraph, as plain text. */
 export function summary(text) {
   const paragraph = text.split(/\n\s*\n/).find((part) => part.trim() !== "" && !part.startsWith("#")) ?? "";
-  return h("p", {}, inline(paragraph.replace(/\s+/g, " ").trim())).textContent;
+  return h("p", {}, prose(paragraph.replace(/\s+/g, " ").trim())).textContent;
 }
 
 const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
 
 export function render(text, place = {}) {
-  const said = (line) => inline(line, place);
+  const said = (line) => prose(line, place);
   const nodes = [];
   const lines = text.split("\n");
   for (let i = 0; i < lines.length;) {
@@ -51,9 +51,10 @@ export function render(text, place = {}) {
       end += 1;
     } else if (line.startsWith("|")) {
       const rows = block((next) => next.startsWith("|")).map(cells);
-      nodes.push(scroll("table", h("table", {},
+      const titles = rows[0].map((cell) => h("span", {}, said(cell)).textContent);
+      nodes.push(scroll("table", h("table", { class: "cards" },
         h("thead", {}, h("tr", {}, rows[0].map((cell) => h("th", { scope: "col" }, said(cell))))),
-        h("tbody", {}, rows.slice(2).map((row) => h("tr", {}, row.map((cell) => h("td", {}, said(cell)))))))));
+        h("tbody", {}, rows.slice(2).map((row) => h("tr", {}, row.map((cell, i) => h("td", { "data-title": titles[i] }, h("span", {}, said(cell))))))))));
     } else if (/^([-*]|\d+\.)\s/.test(line)) {
       const items = block((next) => next.trim() !== "" && !next.startsWith("#")).join("\n").split(/\n(?=[-*]\s|\d+\.\s)/);
       nodes.push(h(/^\d/.test(line) ? "ol" : "ul", {}, items.map((item) => h("li", {}, said(item.replace(/^([-*]|\d+\.)\s+/, "").replace(/\n\s*/g, " "))))));

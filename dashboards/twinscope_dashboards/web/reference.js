@@ -4,11 +4,16 @@ import { h, section, table } from "./dom.js";
 import { axis, color, figure, plain, thin } from "./plots.js";
 import { number } from "./words.js";
 
-/** Reward against KL over the run, with the service's advice; null where no reference was sent. */
+const absent = (...said) => section("Policy against reference", h("p", { class: "hint", "data-absent": "" }, said));
+const noReference = () => absent("No reference log-probs are sent; pass ", h("code", {}, "ref_logprobs"), " to ", h("code", {}, "train(...)"), " to see KL(policy‖reference) here.");
+const noReward = () => absent("No reward is sent; with ", h("code", {}, "probe.scalar(step=…, reward=…)"), " it is drawn here against KL(policy‖reference).");
+
+/** Reward against KL over the run, with the service's advice; one line where one of them is not sent. */
 export function policyRef(data) {
   const kl = data.metrics.policy_ref_kl;
   const reward = data.scalars.reward ?? data.metrics.reward_mean;
-  if (!kl || !reward) return null;
+  if (!kl) return noReference();
+  if (!reward) return noReward();
   const both = data.step.map((_, i) => i).filter((i) => kl[i] !== null && reward[i] !== null);
   const kept = thin(both.map((i) => kl[i]), { budget: 800 }).map((i) => both[i]);
   const build = () => ({
@@ -27,10 +32,10 @@ export function policyRef(data) {
 
 const KINDS = [["policy_ref_k1", "k1"], ["policy_ref_k2", "k2"], ["policy_ref_k3", "k3"], ["policy_ref_abs", "mean |Δ|"], ["policy_ref_k1_seq_mean", "k1 per sequence"], ["policy_ref_kl_seq_mean", "k3 per sequence"], ["kl_reward_ratio", "KL per reward"]];
 
-/** The numbers of one step, and by length of the sample; null where no reference was sent. */
+/** The numbers of one step, and by length of the sample; one line where no reference was sent. */
 export function stepReference(step, statistics) {
   const known = KINDS.filter(([name]) => step.metrics?.[name] !== null && step.metrics?.[name] !== undefined);
-  if (known.length === 0) return null;
+  if (known.length === 0) return noReference();
   const lengths = statistics?.policy_ref_by_length ?? [];
   return section("Policy against reference", h("div", { class: "pair" },
     table("Policy against reference", [{ title: "nats", get: ([, title]) => title }, { title: "value", numeric: true, get: ([name]) => number(step.metrics[name]) }], known),

@@ -1,9 +1,10 @@
 // One run: what is going on, its timeline, alerts, events, steps.
 
 import { alertList, leading, rise } from "./alerts.js";
-import { api, link } from "./api.js";
+import { EVENTS, api, link } from "./api.js";
 import { situation } from "./causes.js";
 import { fill, fold, h, loading, nothing, section, table } from "./dom.js";
+import { besideLink, onsetOf, pastOf } from "./past.js";
 import { policyRef } from "./reference.js";
 import { describe, timeline } from "./timeline.js";
 import { count, fiveMinutes, format, number, pulseWord, share, time, verdict, words } from "./words.js";
@@ -21,13 +22,14 @@ export async function showRun({ run, query }) {
   }
   const [curves, steps, beside] = [h("div", { class: "curves" }, loading("the timeline")), h("div", {}), h("span", {})];
   const columns = api.timeline(run);
-  const past = columns.then((data) => pastOf(data, leading(alerts)));
+  const onset = onsetOf(leading(alerts));
+  const past = onset === null ? null : columns.then((data) => pastOf(data, onset));
   nodes.push(situation({ step: view.last, alerts, href: at, links: [h("a", view.last.coverage?.counted ? { href: link.step(run, view.last.step, "?at=tokens") } : { href: at(view.last.step) }, view.last.coverage?.counted ? "the tokens of the last step" : "the last step"), beside], events, place: { run }, past }),
     curves, alertList(run, alerts, at, { silenced }), eventList(events, at), steps);
   const ready = fill(curves, async () => {
     const data = await columns;
     living.replaceChildren(pulseWord(view.last_seen, data.closed_at, data.events)); // the verdict may be about what is long past
-    beside.replaceChildren(...onsetBeside(run, data));
+    if (onset !== null) beside.replaceChildren(...[besideLink(run, await past, onset)].flat().filter(Boolean));
     steps.replaceChildren(stepList(data, at));
     return [timeline(data, {
       range: rangeOf(query, data), onStep: (step) => { location.hash = at(step); },
@@ -56,23 +58,7 @@ function heading(view, run, { living, silenced, lead }) {
       view.waiting_samples ? `, waiting for their other side: ${count(view.waiting_samples, "sample")}` : null));
 }
 
-/** The last healthy step before the onset, and when the onset was, as far as they are kept. */
-function pastOf(data, lead) {
-  const onset = lead === null ? null : lead.onset_step ?? lead.step;
-  const before = onset === null ? -1 : data.step.findLastIndex((step, i) => step < onset && data.verdict[i] === "ok");
-  const at = data.closed_at[data.step.indexOf(onset)] ?? null;
-  if (before < 0) return { before: null, at };
-  return { before: { step: data.step[before], clip_fraction: data.metrics.clip_fraction?.[before], ess_ratio: data.metrics.ess_ratio?.[before] }, at };
-}
-
 const openSteps = (view, at) => view.open_steps.slice(0, 5).map((step, i) => [i ? ", " : "", h("a", { href: at(step) }, `step ${step}`)]);
-
-/** The last step before the onset, which need not be the number before it. */
-function onsetBeside(run, data) {
-  const onset = leading(data.alerts)?.onset_step ?? null;
-  const before = onset === null ? undefined : data.step.filter((step) => step < onset).at(-1);
-  return before === undefined ? [] : [" · ", h("a", { href: link.compare(run, before, run, onset) }, `step ${before} beside step ${onset}`)];
-}
 
 function rangeOf(query, data) {
   if (!query.has("from") || !query.has("to")) return null;
@@ -88,7 +74,8 @@ function eventList(events, at) {
     { title: "step", get: (event) => (event.step === null ? "—" : h("a", { href: at(event.step) }, String(event.step))) },
     { title: "details", get: describe },
   ], some);
-  return section("Events", list(newest.slice(0, 8)), newest.length > 8 ? fold(`${newest.length - 8} earlier`, list(newest.slice(8, 300))) : null);
+  return section("Events", list(newest.slice(0, 8)), newest.length > 8 ? fold(`${newest.length - 8} earlier`, list(newest.slice(8))) : null,
+    newest.length >= EVENTS ? h("p", { class: "hint", "data-limit": "events" }, `Only the newest ${EVENTS} events of a run are listed here; this run has had more.`) : null);
 }
 
 /** The latest steps, a page at a time. */
@@ -109,8 +96,8 @@ function stepList(data, at) {
   const box = h("div", {});
   const draw = () => {
     const turn = (by, label) => h("button", { type: "button", disabled: first + by < 0 || first + by >= rows.length, onclick: () => { first += by; draw(); } }, label);
-    box.replaceChildren(table("Steps", columns, rows.slice(first, first + PAGE)),
-      rows.length > PAGE ? h("p", { class: "pager" }, turn(-PAGE, "newer"), ` ${first + 1} to ${Math.min(first + PAGE, rows.length)} of ${format(rows.length)} `, turn(PAGE, "older")) : "");
+    box.replaceChildren(table("Steps", columns, rows.slice(first, first + PAGE), { cards: "compact" }),
+      rows.length > PAGE ? h("p", { class: "pager" }, turn(-PAGE, "newer"), ` ${first + 1} to ${Math.min(first + PAGE, rows.length)} of ${format(rows.length)}${data.closed_steps > rows.length ? ` (the latest; ${format(data.closed_steps)} in all)` : ""} `, turn(PAGE, "older")) : "");
   };
   draw();
   return section("Steps", box);

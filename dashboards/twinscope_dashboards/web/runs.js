@@ -7,7 +7,7 @@ import { h, nothing, table } from "./dom.js";
 import { plotly, thin } from "./plots.js";
 import { count, format, number, pulse, pulseWord, time, times, verdict } from "./words.js";
 
-const SPARKS = 60; // runs that get a small curve and an onset
+const SPARKS = 60; // runs that get a small curve, an onset and a mark of what rose
 const RANK = { inconsistent: 0, unknown: 1, ok: 2 };
 
 export async function showRuns() {
@@ -17,15 +17,16 @@ export async function showRuns() {
   const order = (a, b) => b.active - a.active || RANK[a.verdict] - RANK[b.verdict] || (grown(b) ?? 1) - (grown(a) ?? 1) || b.last_seen - a.last_seen;
   runs.sort(order);
   await Promise.all(runs.slice(0, SPARKS).map(async (run) => {
-    run.timeline = await api.timeline(run.run, 120).catch(() => null);
+    run.timeline = await api.timeline(run.run, { last: 120 }).catch(() => null);
     run.alert = leading(run.timeline?.alerts ?? []);
-    run.silenced = silencedUntil(await silences, run.run);
   }));
+  for (const run of runs) run.silenced = silencedUntil(await silences, run.run);
   runs.sort(order); // only now it is known how much each has grown
   for (const run of runs) run.about = [run.last_seen, run.timeline?.closed_at ?? [], run.timeline?.events ?? []];
   for (const run of runs) run.pulse = pulse(...run.about);
   setTimeout(() => plotly().catch(() => {}), 400); // the next view will want it
-  return { title: "Runs", nodes: [h("h1", {}, "Runs"), summary(runs), list(runs)] };
+  return { title: "Runs", nodes: [h("h1", {}, "Runs"), summary(runs), list(runs),
+    runs.length > SPARKS ? h("p", { class: "hint", "data-limit": "runs" }, `Since when, the mark ▲ of what rose and the curve are shown for ${SPARKS} of these ${format(runs.length)} runs: the active ones first, and among them the worst verdicts. Verdict, cause and level are shown for all.`) : null] };
 }
 
 function welcome() {

@@ -18,7 +18,7 @@ export function distribution(statistics, step, { label = "this", others = [] } =
       shapes: marks(step),
     },
   });
-  return figure({ title: "Distribution of Δ = p − q", note: "rounding noise is a hump near 0.01 with equal sides; a one-sided hump says that one law is not the other", build, height: 320,
+  return figure({ title: "Distribution of Δ = p − q", note: "both curves alike and ending before 1: rounding, harmless; one far above the other: the two sides hold different distributions (temperature, weights); a second hump right of 1: wrong tokens or fills", build, height: 320,
     table: () => table("Tokens by |Δ|", [
       { title: "|Δ| from", numeric: true, get: (i) => number(hist.edges[i]) }, { title: "to", numeric: true, get: (i) => number(hist.edges[i + 1]) },
       { title: "p > q", numeric: true, get: (i) => number(hist.positive[i]) }, { title: "p < q", numeric: true, get: (i) => number(hist.negative[i]) },
@@ -123,8 +123,8 @@ export function profiles(statistics, { label = "this", others = [] } = {}) {
     choice("measure", MEASURES.map((one) => [one, one[1]]), measure, (one) => { measure = one; again(); })), plot, hint);
 }
 
-/** Mean |q[t] − p[t + lag]|: smallest at 0 unless the two are shifted. */
-export function lags(statistics) {
+/** Mean |q[t] − p[t + lag]|: smallest at 0 unless the two are shifted. `samples`: the kept ones. */
+export function lags(statistics, samples = []) {
   const { lag, columns, sums } = statistics.lags;
   const mean = sums.map((row) => (row[0] ? row[columns.indexOf("abs")] / row[0] : null));
   const best = mean.reduce((low, value, i) => (value !== null && (mean[low] === null || value < mean[low]) ? i : low), 0);
@@ -132,7 +132,9 @@ export function lags(statistics) {
     data: [{ type: "bar", x: lag, y: mean, marker: { color: lag.map((_, i) => (i === best ? color("accent") : faded("muted", 0.5))) }, hovertemplate: "lag %{x}: %{y:.4g} nats<extra></extra>" }],
     layout: { xaxis: axis("lag, tokens", { dtick: 2, zeroline: false }), yaxis: axis("mean |q[t] − p[t + lag]|", { rangemode: "tozero" }), bargap: 0.15 },
   });
-  const said = mean[best] === null ? "" : lag[best] === 0 ? "smallest at lag 0: the tokens are aligned" : `smallest at lag ${lag[best]}: one side is shifted`;
+  const shifted = samples.filter((sample) => sample.lag);
+  const aligned = shifted.length ? `smallest at lag 0 over all samples; yet ${shifted.length} of the ${samples.length} kept ones are shifted (see the token heat map)` : "smallest at lag 0: the tokens are aligned";
+  const said = mean[best] === null ? "" : lag[best] === 0 ? aligned : `smallest at lag ${lag[best]}: one side is shifted`;
   return h("div", { class: "plotbox" }, figure({ title: "Lags", note: said, build, height: 300,
     table: () => table("Mismatch by lag", [{ title: "lag", get: (i) => String(lag[i]) }, { title: "mean |q[t] − p[t + lag]|", numeric: true, get: (i) => number(mean[i]) }], lag.map((_, i) => i)) }));
 }

@@ -4,6 +4,7 @@ import { api, link } from "./api.js";
 import { leading } from "./alerts.js";
 import { causes, situation } from "./causes.js";
 import { fill, fold, h, loading, nothing, section, table } from "./dom.js";
+import { besideLink, onsetOf, pastOf } from "./past.js";
 import { stepReference } from "./reference.js";
 import { distribution, groups, lags, profiles, scatter } from "./shapes.js";
 import { tokenMap, worstTokens } from "./tokens.js";
@@ -35,18 +36,21 @@ async function shownStep({ run, step: number_, query }) {
   const [step, alerts, around] = await Promise.all([api.step(run, number_), api.alerts(run), neighbours(run, Number(number_))]);
   const at = (other) => link.step(run, other);
   const about = alerts.filter((alert) => covers(alert, step.step)).map((alert) => ({ ...alert, state: "firing" }));
+  const onset = onsetOf(leading(about));
+  const past = onset === null ? null : api.timeline(run, { last: LOOK_BACK, until: onset }).then((data) => pastOf(data, onset));
   const { parts, ready } = step.coverage?.counted ? compared(run, step, query) : { parts: [], ready: null };
   const nodes = [
     heading(run, step, around, at),
-    situation({ step, alerts: about, href: at, links: lookAt(run, step, about), place: { run, step: step.step }, past: pastOf(run, leading(about)) }),
+    situation({ step, alerts: about, href: at, links: lookAt(run, step, past), place: { run, step: step.step }, past }),
     parts.length ? keyNumbers(step) : null,
     section("Causes", causes(step, { told: true })),
     ...parts, coverage(step), everything(step),
   ];
   const target = { tokens: "tokens", groups: "s-by-group" }[query.get("at")];
-  if (target) ready?.then(() => requestAnimationFrame(() => document.getElementById(target)?.scrollIntoView()));
+  const again = () => document.getElementById(target)?.scrollIntoView();
+  if (target) ready?.then(() => requestAnimationFrame(again));
   const go = (other) => () => { if (other !== undefined) location.hash = at(other); };
-  return { title: `${run} step ${step.step}`, nodes, ready, stamp: `${step.state}/${step.samples}`, up: link.run(run), keys: { j: go(around.next), k: go(around.previous) } };
+  return { title: `${run} step ${step.step}`, nodes, ready, again, stamp: `${step.state}/${step.samples}`, up: link.run(run), keys: { j: go(around.next), k: go(around.previous) } };
 }
 
 /** Where the two sides differ: boxes that fill when profiles and samples have come. */
@@ -74,18 +78,6 @@ export async function stepStamp(run, number_) {
   }
 }
 
-/** The step before the onset, if it was healthy, and when the onset was. */
-async function pastOf(run, lead) {
-  if (lead === null) return null;
-  const onset = lead.onset_step ?? lead.step;
-  const { steps } = await api.around(run, onset);
-  const before = steps.find((other) => other.step < onset && other.verdict === "ok");
-  return {
-    before: before === undefined ? null : { step: before.step, clip_fraction: before.metrics.clip_fraction, ess_ratio: before.metrics.ess_ratio },
-    at: steps.find((other) => other.step === onset)?.closed_at ?? null,
-  };
-}
-
 /** Was this step part of what the alert is about? */
 function covers(alert, step) {
   return (alert.onset_step ?? alert.step) <= step && (alert.state !== "resolved" || step < alert.step);
@@ -106,13 +98,13 @@ function heading(run, step, around, at) {
       step.state === "closed" ? ["closed ", time(step.closed_at), step.closed_by ? ` (${{ complete: "complete", call: "by call", grace: "after the grace period", ttl: "given up" }[step.closed_by] ?? step.closed_by})` : ""] : "still open"));
 }
 
-function lookAt(run, step, about) {
-  const onset = Math.min(...about.map((alert) => alert.onset_step ?? alert.step));
+const LOOK_BACK = 200; // steps before an onset in which a healthy one is looked for
+
+function lookAt(run, step, past) {
   if (!step.coverage?.counted) return [h("a", { href: link.run(run) }, "the run")];
-  return [
-    h("a", { href: link.step(run, step.step, "?at=tokens") }, "the worst tokens"),
-    Number.isFinite(onset) && onset > 0 ? [" · ", h("a", { href: link.compare(run, onset - 1, run, step.step) }, `step ${onset - 1} beside step ${step.step}`)] : null,
-  ];
+  const beside = h("span", {});
+  past?.then((found) => beside.append(...[besideLink(run, found, step.step)].flat().filter(Boolean))).catch(() => {}); // the tokens are there without it
+  return [h("a", { href: link.step(run, step.step, "?at=tokens") }, "the worst tokens"), beside];
 }
 
 const FIRST = 6; // of KEY_METRICS; the others are folded
@@ -132,7 +124,7 @@ function shapesOf(statistics, evidence, step) {
   return [
     h("h2", {}, "How and where they differ"),
     h("div", { class: "pair" }, distribution(statistics, step), scatter(evidence)),
-    h("div", { class: "pair" }, profiles(statistics), lags(statistics)),
+    h("div", { class: "pair" }, profiles(statistics), lags(statistics, evidence.samples)),
     groups(statistics, step),
     stepReference(step, statistics),
   ];

@@ -1,7 +1,6 @@
 // A run over its steps: rollout_train_kl with the band of healthy steps, what detectors found, what
 // happened, and reward, gradient norm, entropy beside it, on one axis of steps.
 
-import { cameDown } from "./alerts.js";
 import { brush, stretches } from "./brush.js";
 import { h } from "./dom.js";
 import { axis, color, faded, figure, logarithmic, plain, thin } from "./plots.js";
@@ -149,16 +148,23 @@ function k3(data, from, to) {
   }];
 }
 
+const NARROW = 600; // pixels of a window in which there is no room for many words
+
+function told(alert) {
+  const [what, ratio] = [`step ${alert.onset_step}`, alert.ratio ? ` ${times(alert.ratio)}` : ""];
+  return innerWidth < NARROW ? what + ratio : `${words(alert.kind)} at ${what}${ratio}${ratio && alert.kind === "level_shift" ? " in the median" : ""}`;
+}
+
 /** From the onset of a change of k3 to its end, or to now. */
 function alarms(data) {
   const about = data.alerts.filter((alert) => (alert.series === "k3" || alert.kind === "bypass") && alert.kind !== "spike" && alert.onset_step !== null);
   return about.flatMap((alert) => {
     const end = alert.state === "resolved" ? alert.step : data.step.at(-1);
-    const tint = alert.state === "resolved" || cameDown(alert) ? "muted" : "bad";
+    const tint = alert.state === "resolved" || alert.came_down ? "muted" : "bad";
     return [
       { type: "rect", xref: "x", yref: "y domain", x0: alert.onset_step - 0.5, x1: end + 0.5, y0: 0, y1: 1, line: { width: 0 }, fillcolor: faded(tint, 0.1), layer: "below" },
       { type: "line", xref: "x", yref: "y domain", x0: alert.onset_step - 0.5, x1: alert.onset_step - 0.5, y0: 0, y1: 1, line: { color: color(tint), width: 1.5, dash: "dash" },
-        label: { text: plain(`${words(alert.kind)} at step ${alert.onset_step}${alert.ratio ? ` ${times(alert.ratio)}${alert.kind === "level_shift" ? " in the median" : ""}` : ""}`), textposition: "end", textangle: 0, xanchor: "right", yanchor: "top", padding: 4, font: { size: 11, color: color(tint) } } },
+        label: { text: plain(told(alert)), textposition: "end", textangle: 0, xanchor: "right", yanchor: "top", padding: 4, font: { size: 11, color: color(tint) } } },
     ];
   });
 }

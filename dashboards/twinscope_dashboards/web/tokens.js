@@ -2,7 +2,7 @@
 // window is in the document, so that a sample of 32 000 tokens scrolls like one of 300.
 
 import { choice, fold, h, nothing, section, table } from "./dom.js";
-import { count, format, number, words } from "./words.js";
+import { capital, count, format, number, words } from "./words.js";
 
 const CHUNK = 256; // tokens that come and go together
 const STEPS = [0.02, 0.05, 0.1, 0.2, 0.5, 1, 2]; // |Δ| at which the colour changes, nats
@@ -28,8 +28,8 @@ export function worstTokens(evidence, step, { open }) {
     { title: "position", numeric: true, get: (one) => number(one.position) },
     { title: "sample", get: (one) => (shown.has(one.sample_id) ? h("a", { href: open(one.sample_id) }, one.sample_id) : one.sample_id ?? one.sample_key.slice(0, 8)) },
   ];
-  return section("Worst tokens", h("p", {}, `The largest |Δ| of ${format(step.coverage?.counted ?? 0)} counted tokens.`), table("Worst tokens", columns, evidence.worst_tokens.slice(0, 6)),
-    evidence.worst_tokens.length > 6 ? fold(`${evidence.worst_tokens.length - 6} more`, table("More of the worst tokens", columns, evidence.worst_tokens.slice(6))) : null);
+  return section("Worst tokens", h("p", {}, `The largest |Δ| of ${format(step.coverage?.counted ?? 0)} counted tokens.`), table("Worst tokens", columns, evidence.worst_tokens.slice(0, 6), { cards: "compact" }),
+    evidence.worst_tokens.length > 6 ? fold(`${evidence.worst_tokens.length - 6} more`, table("More of the worst tokens", columns, evidence.worst_tokens.slice(6), { cards: "compact" })) : null);
 }
 
 export async function tokenMap(evidence, { chosen = null } = {}) {
@@ -39,7 +39,7 @@ export async function tokenMap(evidence, { chosen = null } = {}) {
   const buttons = samples.map((sample) => strip(sample, () => open(sample)));
   function open(sample) {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === sample.index)));
-    detail.replaceChildren(...sampleView(sample));
+    detail.replaceChildren(...sampleView(sample).filter(Boolean));
   }
   const lists = ["worst", "chance"].map((kind) => h("div", { class: "strips" }, samples.filter((sample) => sample.chosen === kind).map((sample) => buttons[sample.index])));
   lists[1].hidden = lists[0].childElementCount > 0;
@@ -86,8 +86,11 @@ function strip(sample, open) {
   const known = values.filter(Number.isFinite);
   const mean = known.reduce((a, b) => a + k3(b), 0) / Math.max(known.length, 1);
   return h("button", { type: "button", class: "strip", "aria-pressed": "false", onclick: open },
-    h("span", { class: "strip-name" }, sample.label), picture, h("span", { class: "strip-level" }, `${count(values.length, "token")}, k3 ${format(mean)}`));
+    h("span", { class: "strip-name" }, sample.lag ? h("strong", { class: "lag", title: shifted(sample.lag) }, `lag ${signed(sample.lag)} `) : null, sample.label), picture, h("span", { class: "strip-level" }, `${count(values.length, "token")}, k3 ${format(mean)}`));
 }
+
+const signed = (lag) => (lag < 0 ? `−${-lag}` : `+${lag}`);
+const shifted = (lag) => `shifted: q[t] fits p[t ${lag < 0 ? "−" : "+"} ${Math.abs(lag)}]`;
 
 function sampleView(sample) {
   const values = deltas(sample);
@@ -96,6 +99,7 @@ function sampleView(sample) {
   const labels = Object.entries(sample.groups ?? {}).map(([name, label]) => `${words(name)} ${label}`);
   return [
     h("h3", {}, sample.label),
+    sample.lag ? h("p", {}, h("strong", {}, capital(shifted(sample.lag))), ", so Δ below compares different tokens.") : null,
     h("p", { class: "quiet" }, [`${count(values.length, "token")}${sample.first_token ? ` from token ${sample.first_token} on` : ""}`, sample.prompt_ids ? `prompt of ${count(sample.prompt_ids.length, "token")}` : null, ...facts, ...labels].filter(Boolean).join(", ")),
     said, cells(sample, values, said),
   ];
