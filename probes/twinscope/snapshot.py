@@ -215,12 +215,13 @@ class Copier:
 
     def _tensor(self, field: str, value: Array) -> Array:
         torch: Any = self._torch
-        value = value.detach()
+        if value.requires_grad:
+            value = value.detach()
         if self._numpy is None:
             copied = value.to("cpu", copy=True)
             self.nbytes += copied.numel() * copied.element_size()
             return copied
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             return self._device_tensor(field, value)
         if value.dtype == torch.bfloat16:
             return Bfloat16(self._ndarray("bits", value.view(torch.int16).numpy()))
