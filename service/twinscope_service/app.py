@@ -118,12 +118,27 @@ def build_server(settings: Settings, *, opened: Pipeline | None = None) -> uvico
 def serve(settings: Settings) -> None:
     """Serve until interrupted. Raises ConfigError or StoreError where it cannot even start."""
     keep_freed_memory()
-    if settings.host not in LOOPBACK and not (settings.token or settings.run_tokens):
-        logger.warning("listening on %s without a token: set TWINSCOPE_TOKEN", settings.host)
+    _require_token(settings)
     with _listening(settings.host, settings.port) as listening:
         server = build_server(settings, opened=open_pipeline(settings))
         logger.info("listening on http://%s:%d", settings.host, listening.getsockname()[1])
         server.run(sockets=[listening])
+
+
+def _require_token(settings: Settings) -> None:
+    """Whoever reaches the port may read and write everything: say so, or refuse.
+
+    A process that listens on all addresses may sit behind a firewall, so it warns; where a
+    container's port is published beyond loopback there is nothing to hope for.
+    """
+    if settings.token or settings.run_tokens or (settings.published or settings.host) in LOOPBACK:
+        return
+    if settings.published:
+        raise ConfigError(
+            f"published ({settings.published}): open to the network and without a token; "
+            "set TWINSCOPE_TOKEN, or publish on 127.0.0.1"
+        )
+    logger.warning("listening on %s without a token: set TWINSCOPE_TOKEN", settings.host)
 
 
 def _listening(host: str, port: int) -> socket.socket:

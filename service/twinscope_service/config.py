@@ -30,6 +30,7 @@ class Settings(BaseSettings):
 
     # fmt: off
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on. Loopback unless told otherwise; set `token` before opening it.")
+    published: str = Field(default="", description="Address at which others reach the port, where that is not `host`: a container's. If it is not loopback, the service does not start without a token.")
     port: int = Field(default=8321, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     data_dir: Path = Field(default=Path("twinscope-data"), description="Folder of the database and of the bodies that wait. One service per folder.")
     token: str | None = Field(default=None, min_length=1, repr=False, description="Bearer token for every call. Unset: no authentication.")

@@ -44,7 +44,7 @@ def test_a_container_has_no_more_rights_than_it_needs(name: str) -> None:
     assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
     assert "healthcheck" in service
     for port in service.get("ports", ()):
-        assert port.startswith("${BIND:-127.0.0.1}:")
+        assert re.match(r"(\$\{\w*BIND:-127\.0\.0\.1\}|127\.0\.0\.1):", port)
 
 
 def test_what_is_mounted_is_there() -> None:
@@ -74,14 +74,28 @@ def test_prometheus_scrapes_the_service_under_the_name_that_the_rules_expect() -
      (["amtool", "check-config"], "alertmanager.yml")],
     ids=["Prometheus", "Alertmanager"],
 )  # fmt: skip
-def test_the_mounted_configuration_is_accepted(command: list[str], name: str) -> None:
-    """By the programs' own checkers; of Prometheus with the rules that it names."""
+def test_the_mounted_configuration_is_accepted(
+    command: list[str], name: str, tmp_path: Path
+) -> None:
+    """By the programs' own checkers; of Prometheus with the rules and the token's file it names."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"no {command[0]} (Debian packages prometheus, prometheus-alertmanager)")
-    path = ROOT / "dashboards/prometheus" / name
+    shutil.copy(ROOT / "dashboards/prometheus/rules.yml", tmp_path)
+    (tmp_path / "twinscope-token").write_text("secret")
+    text = (ROOT / "dashboards/prometheus" / name).read_text()
+    path = tmp_path / name
+    path.write_text(text.replace("/tmp/twinscope-token", str(tmp_path / "twinscope-token")))
     done = subprocess.run([*command, str(path)], capture_output=True, text=True)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_are_sent_to_nobody_who_is_not_there() -> None:
+    """The receiver is the user's to fill in: no host in it that the stack does not have."""
+    config = yaml.safe_load((ROOT / "dashboards/prometheus/alertmanager.yml").read_text())
+
+    assert config["receivers"] == [{"name": config["route"]["receiver"]}]
+    assert "alertmanager.yml" in (ROOT / "deploy/README.md").read_text()
 
 
 def test_the_image_copies_what_the_wheel_is_made_of() -> None:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twinscope_service.cli.address import add_service
+
 if TYPE_CHECKING:
     from twinscope_service.report.bridge import Target
 
@@ -23,8 +25,7 @@ def add(commands: Any) -> None:
     target.add_argument("--tensorboard", type=Path, metavar="DIR", help="folder of event files")
     target.add_argument("--wandb", metavar="PROJECT", help="W&B project")
     parser.add_argument("--follow", type=float, metavar="SECONDS", help="look again so often")
-    parser.add_argument("--url", default="http://127.0.0.1:8321", help="the service")
-    parser.add_argument("--token", help="its bearer token")
+    add_service(parser)
     parser.set_defaults(run=run)
 
 

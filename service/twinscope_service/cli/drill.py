@@ -8,6 +8,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from twinscope_service.cli.address import add_service
+
 if TYPE_CHECKING:
     from twinscope.wire.batch import Batch
 
@@ -33,8 +35,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--fault", metavar="NAME", default="temperature",
                         help="which fault (default: temperature); --list shows them")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the faults and stop")
-    parser.add_argument("--url", default="http://127.0.0.1:8321", help="the service")
-    parser.add_argument("--token", help="its bearer token")
+    add_service(parser)
     parser.add_argument("--run", help="name of the run (default: drill-NAME and the time)",
                         dest="run_name")  # fmt: skip
     parser.add_argument("--healthy", type=int, default=30, help="healthy steps first, at least 25")

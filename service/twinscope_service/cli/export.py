@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from twinscope_service.cli.address import add_service
+
 
 def add(commands: Any) -> None:
     """Declare the command. `commands`: argparse's subparsers object (its type is private)."""
@@ -17,8 +19,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("run_name", metavar="RUN")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
-    parser.add_argument("--url", default="http://127.0.0.1:8321", help="the service")
-    parser.add_argument("--token", help="its bearer token")
+    add_service(parser)
     parser.set_defaults(run=run)
 
 

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from twinscope_service.cli.address import add_service
+
 
 def add(commands: Any) -> None:
     """Declare the command. `commands`: argparse's subparsers object (its type is private)."""
@@ -19,8 +21,7 @@ def add(commands: Any) -> None:
     parser.add_argument("run_name", metavar="RUN")
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE")
     parser.add_argument("--step", type=int, help="the step to look at (default: the last closed)")
-    parser.add_argument("--url", default="http://127.0.0.1:8321", help="the service")
-    parser.add_argument("--token", help="its bearer token")
+    add_service(parser)
     parser.set_defaults(run=run)
 
 

@@ -8,6 +8,8 @@ import sys
 from datetime import datetime
 from typing import Any
 
+from twinscope_service.cli.address import add_service
+
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -30,8 +32,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--series", metavar="GLOB",
                         help="only these series, such as 'k3{replica=3}'")  # fmt: skip
     parser.add_argument("--reason", help="for whoever looks next")
-    parser.add_argument("--url", default="http://127.0.0.1:8321", help="the service")
-    parser.add_argument("--token", help="its bearer token")
+    add_service(parser)
     parser.set_defaults(run=run)
 
 
