@@ -81,6 +81,19 @@ def test_a_step_has_the_keys_of_analyze_and_its_state(filled: Any) -> None:
     assert filled.post("/v1/runs/a/b/steps/1/close").json() == closed
 
 
+def test_a_timeline_up_to_a_step_ends_there(filled: Any) -> None:
+    """The latest `last` of those; without `until`, of all closed ones."""
+    path = "/v1/runs/a/b/timeline"
+    assert filled.get(path).json()["step"] == [0, 1]
+    assert filled.get(f"{path}?until=0").json()["step"] == [0]
+    assert filled.get(f"{path}?until=1&last=1").json()["step"] == [1]
+    assert filled.get(f"{path}?until=99").json()["step"] == [0, 1]
+    for wrong in ("-1", str(1 << 53), "x"):
+        answer = filled.get(f"{path}?until={wrong}")
+        assert answer.status_code == 422
+        assert "until" in answer.json()["field"]
+
+
 def test_unknown_steps_and_runs_are_404(filled: Any) -> None:
     """With the call that lists what exists."""
     for path in ("/v1/runs/a/b/steps/99", "/v1/runs/nobody/steps/0", "/v1/runs/nobody/gate"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from statistics import median
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
-from looking import HEALTHY, Visit
+from looking import HEALTHY, HOSTILE, Visit
 from service_process import ServiceProcess
 
 from twinscope_service.views import AlertView
@@ -96,8 +97,19 @@ def test_a_late_fault_shows_in_the_comparison_of_runs(
     assert "reference changed" not in onsets
 
 
+HOSTILE_STEP = f"#/runs/{quote(HOSTILE, safe='')}/steps/0"  # it has groups, of long labels
+
+
 @pytest.mark.parametrize(
-    "address", ["#/runs/demo", STEP, "#/runbooks/temperature_not_restored", "#/health"]
+    "address",
+    [
+        "#/runs/demo",
+        STEP,
+        HOSTILE_STEP,
+        "#/runs/reference/steps/35",
+        "#/runbooks/temperature_not_restored",
+        "#/health",
+    ],
 )
 def test_no_table_is_cut_on_a_phone(
     address: str, browser: Browser, service: ServiceProcess

@@ -153,7 +153,7 @@ export function groups(statistics, step) {
     { title: "group", get: (one) => words(one.name) }, { title: "label", get: (one) => one.label || "—" },
     { title: "tokens", numeric: true, get: (one) => number(one.n) }, { title: "mean k3", numeric: true, get: (one) => number(one.mean) },
     { title: "of the step's level", numeric: true, get: (one) => (level ? times(one.mean / level) : "—") },
-  ], rows.slice(0, 60)));
+  ], rows.slice(0, 60), { cards: "compact" }));
 }
 
 export { format, share };
