@@ -21,6 +21,7 @@ LAG_GAIN = 0.35  # a better lag leaves at most this share of mean |q − p|
 LOOKED_UP = 24  # suspects of a permutation whose partner is searched
 LEAST_FIT = 0.7  # of the rank correlation (in units of 0.5) or the contrast (of PADDED_GAP)
 PADDED_GAP = 0.7  # nats of ln r between padded samples and those that are not
+APART = 0.4  # nats, mean |q − p| over a sample's head that belongs to another sample
 HEAD = 8  # tokens at a sample's head that are carried for matching
 
 
@@ -151,7 +152,7 @@ def sample_permutation(view: View) -> Claim | None:
     """
     q, p, known = _heads(view)
     own = np.abs(q - p).mean(axis=1)
-    suspects = known & (own > 0.4) & (view.sample_correlation < 0.7)
+    suspects = known & (own > APART) & (view.sample_correlation < 0.7)
     if suspects.sum() < max(2, 0.04 * known.sum()):
         suspects = _lone(view, suspects & (own > 1.0))
         if not suspects.any():
@@ -409,7 +410,8 @@ def _burst_runs(view: View) -> Claim | None:
         return None
     together = view.total("big_pair") / big
     share = big / view.tokens
-    inside = view.column("big") > 0
+    # whole samples of other tokens are no runs inside samples that agree elsewhere
+    inside = (view.column("big") > 0) & ~_other_tokens(view)
     ends_clean = _last_tokens_clean(view)
     if together < 0.5 or share > 0.4 or inside.sum() < 2 or not ends_clean:
         return None
@@ -424,6 +426,18 @@ def _burst_runs(view: View) -> Claim | None:
         estimate={"tokens": int(big), "share": round(share, 4)},
         k3_after=None,
     )
+
+
+def _other_tokens(view: View) -> Mask:
+    """[S] is p of this sample that of a neighbouring token, or of another sample, throughout?"""
+    best, known = view.attribute("best_lag")
+    moved = known & fits_elsewhere(
+        best, view.attribute("best_lag_abs")[0], view.attribute("lag0_abs")[0]
+    )
+    q, p, has_head = _heads(view)
+    unrelated = has_head & (np.abs(q - p).mean(axis=1) > APART) & (view.sample_correlation < 0.7)
+    found: Mask = moved | unrelated
+    return found
 
 
 def _last_tokens_clean(view: View) -> bool:

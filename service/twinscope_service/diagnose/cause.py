@@ -29,6 +29,7 @@ ESTIMATES = {  # what an estimate is, where its name alone misleads
     "engine_over_trainer": "temperature, engine's over trainer's",
     "from": "estimated from",
     "sampled_by": "the tokens follow",
+    "top_p_at_most": "top-p, if that is the rule, at most",
     "samples": "samples concerned",
     "onset_step": "began at step",
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from twinscope_service.diagnose.alignment import nobody_sampled
 from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.context import JoinCounts
@@ -16,6 +18,12 @@ GRID_SHARE = (
 GRID_TOKENS = 20
 REPEATS = 6  # of one exact value among the worst tokens ...
 REPEATED_SHARE = 0.5  # ... and this share of them
+FEWEST_ZEROS = 4  # that lead the worst tokens, ...
+LEADING = 0.8  # ... being this share of the leading ones, ...
+LOUDER = 2.0  # ... so many times as far off as what follows: a truncation's zeros are not
+LEAST_OFF = 0.7  # nats that the other side of a filled zero is from it; a certain token's is near 0
+NATURAL_GAP = 0.1  # nats, of a sample's natural zeros together
+LEAST_REST = 400.0  # tokens of samples without a marker from which those are judged by themselves
 SCATTERED = 3  # at so many positions, with so many values on the other side
 FILLED_TOKENS = 32  # so many tokens in a row are not certain by chance
 
@@ -109,11 +117,65 @@ def missing_value_sentinel(view: View) -> Claim | None:
             ),
             estimate={"tokens": coded, "share": round(coded / max(unmasked, 1), 6)},
             k3_after=view.k3 if view.tokens > 0 else None,
+            hides=False,  # they are left out of every sum: what else is found is true of the rest
         )
     if (both := _both_filled(view)) is not None:
         return both
     fills = [c for c in (_fill(view, "q", "p"), _fill(view, "p", "q")) if c is not None]
-    return max(fills, key=lambda c: c.strength) if fills else _repeated(view)
+    if fills:
+        return max(fills, key=lambda c: c.strength)
+    leading = [c for c in (_leading_zeros(view, s) for s in ("rollout", "train")) if c is not None]
+    return max(leading, key=lambda c: c.strength) if leading else _repeated(view)
+
+
+def _leading_zeros(view: View, side: str) -> Claim | None:
+    """The few tokens that differ most are exact zeros of one side, and all others agree.
+
+    Certain tokens are exact zeros by nature, with the other side near 0; what a truncation to one
+    token leaves is as far off as its other tokens.
+    """
+    worst = view.summary.worst
+    if not view.whole or len(worst) < REPEATS:
+        return None
+    zero = np.array([(w.q if side == "rollout" else w.p) == 0.0 for w in worst])
+    size = np.array([-w.minus_abs for w in worst])
+    ahead = np.flatnonzero((np.cumsum(zero) >= LEADING * np.arange(1, len(zero) + 1)) & zero)
+    if not len(ahead):
+        return None
+    lead = zero & (np.arange(len(zero)) <= ahead[-1]) & (size > LEAST_OFF)
+    others = size[~zero].max(initial=0.0)
+    at_edges = _at_edges(view) or len({worst[i].position for i in np.flatnonzero(lead)}) < SCATTERED
+    if lead.sum() < FEWEST_ZEROS or np.median(size[lead]) < LOUDER * others or at_edges:
+        return None
+    return Claim(
+        cause="missing_value_sentinel",
+        kind="exact",
+        strength=min(1.0 + lead.sum() / 10.0, 3.0),
+        evidence=(
+            f"{int(lead.sum())} of the tokens that differ most have a {side} log-prob of exactly "
+            f"0 where the other side has {-size[lead].mean():.2f} on average; the tokens that are "
+            f"not 0 differ by {others:.2f} at most"
+        ),
+        estimate={"value": 0.0, "side": side, "tokens_at_least": int(lead.sum())},
+        k3_after=None,
+        touched=_with_fill(view, "q" if side == "rollout" else "p", 0.0),
+    )
+
+
+def _with_fill(view: View, side: str, value: float) -> Mask | None:
+    """[S] the samples with such a marker; None if too few tokens are in samples without one.
+
+    The others are then judged by themselves: a marker counts in the sums of its own sample only.
+    """
+    zeros = view.column(f"zero_{side}")
+    count = view.column(f"fill_{side}") - zeros
+    if value == 0.0:  # natural zeros do no harm: the other side is near 0 there as well
+        other = "p" if side == "q" else "q"
+        gap = view.column(f"fill_{side}_{other}")
+        count = np.where(gap < -NATURAL_GAP, zeros, 0.0)
+    filled: Mask = count > 0
+    left = float(view.column("n")[~filled].sum())
+    return filled if filled.any() and left >= LEAST_REST else None
 
 
 def _repeated(view: View) -> Claim | None:
@@ -205,7 +267,7 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
         return None
     outside = _other_mean(view, side, other, n)
     no_response = side == "q" and nobody_sampled(view) >= 1.0
-    name = "rollout" if side == "q" else "train"
+    name, touched = "rollout" if side == "q" else "train", _with_fill(view, side, value)
     return Claim(
         cause="missing_value_sentinel",
         kind="exact",
@@ -213,6 +275,7 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
         evidence=(
             f"{int(n)} {name} log-probs are exactly {value:g} where the other side has "
             f"{inside:.2f} on average ({outside:.2f} elsewhere)"
+            + ("" if touched is not None else "; nothing else can be judged while they count")
         ),
         estimate={
             "value": value,
@@ -220,7 +283,8 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
             "tokens": int(n),
             "share": round(n / view.tokens, 6),
         },
-        k3_after=None,
+        k3_after=None if touched is None else view.k3_of(~touched),
+        touched=touched,
     )
 
 

@@ -149,7 +149,8 @@ def _by_context(claim: Claim) -> bool:
 
 def _explains_contrast(claim: Claim) -> bool:
     """Does the claim itself say why some samples are louder than others?"""
-    counted = claim.kind == "exact" and TIER[claim.cause] == 1  # sentinels, runs, copies
+    # sentinels, runs, copies; but not the markers that every sum leaves out
+    counted = claim.kind == "exact" and TIER[claim.cause] == 1 and claim.hides
     by_sample = claim.touched is not None or TIER[claim.cause] in (5, 6)
     return claim.strength >= 1.0 and (by_sample or counted or claim.cause == "token_shift")
 
@@ -185,7 +186,8 @@ def _with_rest(view: View, claims: list[Claim], partial: Claim, depth: int) -> l
     rest = find_claims(view.narrowed(~touched), depth=depth + 1)
     found = [partial]
     for claim in claims:
-        if claim is not partial and claim.kind == "exact" and claim.cause in INDEPENDENT:
+        beside = claim.cause in INDEPENDENT or not claim.hides
+        if claim is not partial and claim.kind == "exact" and beside:
             found.append(claim)
         elif claim is not partial and claim.cause == "mixed_weight_versions":
             found.append(replace(claim, strength=min(claim.strength, 1.0)))

@@ -7,7 +7,7 @@ density, E[1/ρ] = 1 if p is, and E[ρ] = kept mass if the engine truncated and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, isfinite, log, sqrt
+from math import inf, isfinite, log, sqrt
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from twinscope_service.diagnose.temperature import (
     temperature_from_logsumexp,
 )
 from twinscope_service.diagnose.view import Estimate, View
-from twinscope_service.measure.records import EXTREME, HIST_BASE
+from twinscope_service.measure.records import EXTREME
 
 Z_EVIDENCE = 5.0  # p = 6e-7: about 30 tests are made per diagnosis
 FIT = 0.6  # least |correlation| of q − p with (q + p)/2 under a temperature
@@ -40,6 +40,14 @@ NEUTRAL: dict[str, tuple[float, ...]] = {  # values that change nothing
 LEAST_SURPRISE = 0.01  # of the entropy: what a temperature of 0.99 does
 LOST_MASS_GIBBS = 2.5  # |mean Δ| over half its mean square that lost mass gives at least
 LOST_BESIDE_COLD = 0.02  # below, a T under 1 may seem to lose mass: few tokens carry much of E[ρ]
+LEAST_FACTOR = 0.01  # |ln c| of q = c·p: below, wrong weights bend Δ as much
+# |Δ of the line at p = 0| over the mean Δ: up to 0.03 where log-probs are divided, 0.25 and more
+# where mass is lost, on the labelled traces (Δ is then bounded, and has its size early)
+LINE_BENT = 0.12
+PLATEAU_FROM = 2  # buckets of q, half a nat each: below −1 nat the law has lost what it loses
+PLATEAU_TOKENS, PLATEAU_BUCKETS = 25, 5  # in each bucket, and so many buckets
+FLAT = 2.5  # χ² of the plateau per degree of freedom ...
+UNEVEN = 0.006  # ... with what a plateau of top-p is uneven by: the last kept token overshoots
 SEEN_SHARE = 0.15  # least share of Var Δ that "token occurred before" must explain for a penalty
 
 
@@ -146,26 +154,78 @@ def _temperature_fix(fit: TemperatureFit, ratio: float) -> str:
 
 
 def temperature_on_logprobs(view: View) -> Claim | None:
-    """q = c·p exactly: log-probs, not logits, were divided by T, so nothing was renormalised."""
-    if view.tokens < 200:
+    """q = c·p exactly: log-probs, not logits, were divided by T, so nothing was renormalised.
+
+    Then q is neither the sampled density nor is p, as the other reads it: both identities break, in
+    opposite directions, and Δ is a line in p that goes through 0.
+    """
+    if view.tokens < 200 or view.correlation < 0.95:
         return None
-    c = view.total("qp") / max(view.total("pp"), 1e-300)
-    if not 0.3 < c < 3.3 or abs(log(c)) < 0.03 or view.correlation < 0.95:
+    line, identities = fit_line(view), _both_broken(view)
+    if line is None or not 0.3 < line.factor < 3.3 or abs(log(line.factor)) < LEAST_FACTOR:
         return None
-    left = view.total("qq") - c * view.total("qp")
-    share = left / max(view.total("d2"), 1e-300)
-    strength = min(0.1 / max(share, 1e-3), 3.0)
+    away = abs(line.factor - 1.0) / line.se
+    strength = min(away / Z_EVIDENCE, identities / Z_EVIDENCE, LINE_BENT / line.bent, 3.0)
     if strength < 0.7:
         return None
+    left = view.total("qq") - line.factor * view.total("qp")
+    share = left / max(view.total("d2"), 1e-300)
     return Claim(
         cause="temperature_on_logprobs",
         kind="tested",
         strength=strength,
-        evidence=f"q is {c:.4f} times p; only {share:.1%} of Δ² is left after that factor",
-        estimate={"factor": round(c, 4), "temperature": round(1.0 / c, 4)},
+        evidence=(
+            f"q is {line.factor:.4f} ± {line.se:.4f} times p, a line through 0 (it misses 0 by "
+            f"{abs(line.offset):.0%} of the mean Δ; a lost mass misses by a quarter and more); "
+            f"{share:.1%} of Δ² is left after that factor"
+        ),
+        estimate={
+            "factor": round(line.factor, 4),
+            "temperature": round(1.0 / line.factor, 4),
+            "standard_error": round(line.se, 5),
+        },
         k3_after=max(left, 0.0) / 2 / max(view.tokens, 1.0),
         explains=1.0 - min(share, 1.0),
     )
+
+
+def _both_broken(view: View) -> float:
+    """|z| of the less broken identity where one is above 1 and the other below it; else 0."""
+    z = view.rho_excess.z, view.inverse_excess.z
+    return min(abs(z[0]), abs(z[1])) if z[0] * z[1] < 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """Δ as a line in p. `factor`: c of q = c·p; `offset`: Δ of the line at p = 0 over mean Δ."""
+
+    factor: float
+    se: float
+    offset: float
+    offset_se: float
+
+    @property
+    def bent(self) -> float:
+        """How far from a line through 0, at least as far as can be told."""
+        return max(abs(self.offset), self.offset_se, 1e-3)
+
+
+def fit_line(view: View) -> Line | None:
+    """Least squares over all tokens, errors clustered by sample; None: nothing to fit."""
+    n, p, d, pp = (view.column(name) for name in ("n", "p", "d", "pp"))
+    dp = pp - view.column("qp")
+    total, sum_p, sum_d, sum_pp = (float(x.sum()) for x in (n, p, d, pp))
+    determinant = total * sum_pp - sum_p * sum_p
+    factor = view.ratio(view.column("qp"), pp)
+    if determinant <= 1e-9 * total * sum_pp or sum_d == 0.0 or not 0.0 < factor.se < inf:
+        return None
+    slope = (total * float(dp.sum()) - sum_p * sum_d) / determinant
+    at_zero = (sum_d - slope * sum_p) / total
+    # what each sample adds to the offset: the normal equations solved for its own residuals
+    moved = sum_pp * (d - at_zero * n - slope * p) - sum_p * (dp - at_zero * p - slope * pp)
+    se = sqrt(float((moved * moved).sum())) / determinant
+    mean = sum_d / total
+    return Line(factor.value, factor.se, at_zero / mean, se / abs(mean))
 
 
 # ---- truncation
@@ -198,8 +258,12 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
         strength *= min(max(gibbs, 0.0) / LOST_MASS_GIBBS, 1.0)
     elif temperature is not None and temperature.ratio < 1.0 and lost < LOST_BESIDE_COLD:
         return None
+    line = fit_line(view)
+    if line is not None:  # divided log-probs look like lost mass, but for their line through 0
+        strength *= min(max(abs(line.offset) - line.offset_se, 0.0) / LINE_BENT, 1.0)
     kept = 1.0 + excess.value
-    rule, after = _which_truncation(view, tempered=mixed), _k3_after_truncation(view)
+    plain = side == "rollout" and not mixed
+    rule, after = _which_truncation(view, plain=plain), _k3_after_truncation(view)
     return Claim(
         cause="truncation_not_mirrored",
         kind="tested",
@@ -228,10 +292,10 @@ def _lost_inside(view: View, side: str, lost: float) -> bool:
     return bool(-inside > 0.6 * lost)
 
 
-def _which_truncation(view: View, *, tempered: bool) -> dict[str, Any]:
+def _which_truncation(view: View, *, plain: bool) -> dict[str, Any]:
     """top-p, top-k or min-p, as far as the data say: header, rank of the sampled tokens, bound.
 
-    `tempered`: q − p holds a temperature as well, so that it bounds no kept mass.
+    `plain`: the engine's, and q − p holds no temperature as well: it bounds the kept mass.
     """
     sampling = view.context.sampling or {}
     found: dict[str, Any] = {}
@@ -241,23 +305,34 @@ def _which_truncation(view: View, *, tempered: bool) -> dict[str, Any]:
             found[key] = value
     if view.total("rank_n") > 0 and view.whole:
         found["largest_rank"] = int(view.summary.extremes[EXTREME["rank"]])
-    bound = _top_p_bound(view)
-    if bound is not None and not tempered:
+    bound = _top_p_bound(view) if plain else None
+    if bound is not None:
         found["top_p_at_most"] = round(bound, 3)
     return found
 
 
 def _top_p_bound(view: View) -> float | None:
-    """Under top-p alone q − p ≤ −ln P: the 99.9 % point of q − p bounds P from above."""
+    """Under top-p alone unlikely tokens keep one and the same mass P, a little above top_p.
+
+    E[ρ] given q is the mean P of those contexts, whatever the noise of p: its plateau over the
+    buckets of q, plus three standard errors. None where there is no plateau (top-k, min-p: P falls
+    with q) or too little to see one.
+    """
     if not view.whole:
         return None
-    negative = view.summary.histogram[1]
-    total = int(negative.sum())
-    if total < 1000:
+    n, lost, d, d2 = (view.profile("q", name) for name in ("n", "rho_m1", "d", "d2"))
+    use = np.flatnonzero(n >= PLATEAU_TOKENS)
+    use = use[use >= PLATEAU_FROM]
+    if len(use) < PLATEAU_BUCKETS:
         return None
-    bucket = int(np.searchsorted(np.cumsum(negative), 0.999 * total))
-    edge = np.array([(bucket + HIST_BASE) << 17], np.uint32).view(np.float32)[0]
-    return float(exp(-float(edge)))
+    n, kept = n[use], 1.0 + lost[use] / n[use]
+    variance = np.maximum(d2[use] / n - (d[use] / n) ** 2, 0.0) * kept**2 / n + UNEVEN**2
+    weight = 1.0 / variance
+    mean = float((weight * kept).sum() / weight.sum())
+    chi2 = float((weight * (kept - mean) ** 2).sum())
+    if chi2 > FLAT * (len(use) - 1) or mean >= 1.0:
+        return None
+    return min(mean + 3.0 / sqrt(float(weight.sum())), 1.0)
 
 
 def _k3_after_truncation(view: View) -> float | None:
