@@ -67,12 +67,18 @@ def test_a_frozen_engine_that_is_restarted_is_judged_by_its_last_tooth(healthy: 
     assert "over the last 9 steps" in first.evidence
 
 
-def test_one_jump_is_no_growth(healthy: Case) -> None:
-    """k3 steps up at step 12 and stays: no engine that has stood still since."""
-    history = growing(dict.fromkeys(range(20), 0), lambda step: 1e-3 if step < 12 else 0.05)
-    first = diagnosed_with(disturbed(healthy.batch, 0.5), history)[0]
+@pytest.mark.parametrize("factor", [3.0, 4.5, 8.8, 50.0])
+@pytest.mark.parametrize("age", range(1, 9))
+def test_one_jump_is_no_growth(age: int, factor: float, healthy: Case) -> None:
+    """k3 stepped up `age` steps ago and stays, between steps that scatter by a tenth."""
+    scatter = np.random.default_rng(age).normal(0.0, 0.1, 20)
+    history = growing(
+        dict.fromkeys(range(20), 0),
+        lambda step: float(1e-3 * (factor if step >= 20 - age else 1.0) * np.exp(scatter[step])),
+    )
+    found = diagnosed_with(disturbed(healthy.batch, 0.5), history)
 
-    assert "grew" not in first.evidence
+    assert not any("grew" in cause.evidence for cause in found)
 
 
 def test_growth_that_begins_late_is_dated(healthy: Case) -> None:

@@ -109,8 +109,8 @@ def _growth(view: View) -> Growth | None:
         return None
     steps = np.array([p.step for p in points], np.float64)
     y = np.log([max(p.k3 or 0.0, 1e-12) for p in points])
-    last = np.arange(len(y) - 3)  # something rises over four points at least
-    slope, left, start = _best_fit(np.maximum(steps - steps[last, None], 0.0), y)
+    last = np.arange(len(y) - 1)  # something rises over four points at least, a jump may be new
+    slope, left, start = _best_fit(np.maximum(steps - steps[last[:-2], None], 0.0), y)
     _, left_by_jump, _ = _best_fit(np.greater(steps, steps[last, None]).astype(np.float64), y)
     rise = np.maximum(steps - steps[start], 0.0)
     se = sqrt(left / (len(y) - 3) / float(((rise - rise.mean()) ** 2).sum()))
