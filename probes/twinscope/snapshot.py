@@ -107,6 +107,23 @@ class Rows(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
+class Joined(Frozen):
+    """One 1-D tensor per sample, concatenated. Asking for their lengths is a look at each: later."""
+
+    flat: Array
+    rows: list[Any]  # the host's
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return count_elements(self.flat)
+
+    def thaw(self) -> list[Array]:
+        """Views of the rows."""
+        return Rows(self.flat, list(map(sys.modules["torch"].Tensor.numel, self.rows))).thaw()
+
+
+@dataclass(frozen=True, slots=True)
 class Mixed(Frozen):
     """Rows that do not go together: of several libraries, types or shapes."""
 
@@ -227,6 +244,15 @@ class Copier:
             return Bfloat16(self._ndarray("bits", value.view(torch.int16).numpy()))
         return self._ndarray(field, value.numpy())
 
+    def _seen(self, value: Array) -> Array:
+        """A tensor in the host's memory as numpy sees it, where it is loaded; no copy."""
+        torch: Any = self._torch
+        if self._numpy is None:
+            return value
+        if value.dtype == torch.bfloat16:
+            return Bfloat16(value.view(torch.int16).numpy())
+        return value.numpy()
+
     def _device_tensor(self, field: str, value: Array) -> Array:
         """Narrowed on the device, then one copy over the bus into warm memory."""
         torch: Any = self._torch
@@ -287,31 +313,20 @@ class Copier:
         """As for arrays. Single numbers, one tensor each, become one array."""
         torch: Any = self._torch
         rows = list(value)
+        dtype = rows[0].dtype
+        widest = (torch.float32, torch.float64, torch.int64)  # what a copy loses, the wire does
+        if dtype not in widest and len(set(map(DTYPE, rows))) > 1:
+            return self._mixed(field, rows)
         with torch.no_grad():
             if rows[0].ndim == 0:
                 return self._tensor(field, torch.stack(rows))
             try:
-                lengths = list(map(torch.Tensor.numel, rows))
-                if rows[0].ndim > 1 or (not lengths[0] and len({row.ndim for row in rows}) > 1):
-                    return self._mixed(field, rows)  # torch overlooks empty ones
-                flat = self._joined(field, rows, sum(lengths))
+                flat = torch.cat(rows)
             except (TypeError, RuntimeError):  # of several devices, or not tensors
                 return self._mixed(field, rows)
-        return Rows(flat, lengths)
-
-    def _joined(self, field: str, rows: list[Any], length: int) -> Any:
-        """One flat copy; on the host, written where it stays."""
-        torch: Any = self._torch
-        dtype = rows[0].dtype
-        widest = (torch.float32, torch.float64, torch.int64)  # what a copy loses, the wire does
-        if dtype not in widest and len(set(map(DTYPE, rows))) > 1:
-            raise TypeError("rows of several types")
-        if self._numpy is None or rows[0].device.type != "cpu":
-            return self._tensor(field, torch.cat(rows))
-        if dtype == torch.bfloat16:
-            bits = self._empty((length,), "int16")
-            torch.cat(rows, out=torch.from_numpy(bits).view(dtype))
-            return Bfloat16(bits)
-        target = self._empty((length,), str(dtype).removeprefix("torch."))
-        torch.cat(rows, out=torch.from_numpy(target))
-        return target
+        if flat.ndim > 1:
+            return self._mixed(field, rows)
+        if flat.is_cpu:  # a copy already
+            self.nbytes += flat.numel() * flat.element_size()
+            return Joined(self._seen(flat), rows)
+        return Joined(self._tensor(field, flat), rows)
