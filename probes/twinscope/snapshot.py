@@ -108,7 +108,7 @@ class Rows(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class Joined(Frozen):
-    """One 1-D tensor per sample, concatenated. Asking for their lengths is a look at each: later."""
+    """One 1-D tensor per sample, concatenated. Their lengths are asked for later."""
 
     flat: Array
     rows: list[Any]  # the host's
