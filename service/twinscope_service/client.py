@@ -118,6 +118,11 @@ class Client:
         answer = self._answer(_path(run, "steps", step, "evidence"), accept=CONTENT_TYPE)
         return decode(answer.content) if CONTENT_TYPE in answer.headers["content-type"] else None
 
+    def kept(self, run: str, step: int) -> dict[str, Any]:
+        """Worst tokens and kept samples as the API gives them, with text where it knows any."""
+        found: dict[str, Any] = self._get(_path(run, "steps", step, "evidence"))
+        return found
+
     def alerts(self, run: str) -> list[AlertView]:
         """Alerts, newest first."""
         return [_record(AlertView, alert) for alert in self._get(_path(run, "alerts"), limit=1000)]

@@ -315,6 +315,33 @@ def test_markup_of_strangers_is_shown_as_text(visit: Visit) -> None:
     assert visit.page.locator("main img, main script, main [onload], main [onclick]").count() == 0
 
 
+def test_markup_in_sampled_text_is_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    """A policy may write anything: with a tokenizer its words are on the page, read, never run."""
+    pytest.importorskip("tokenizers")
+    from hostile_words import RUN, service_of_hostile_words, word
+
+    context = browser.new_context()
+    with service_of_hostile_words(tmp_path) as service:
+        visit = Visit(context.new_page(), service.url)
+        watch(visit)
+        visit.open(f"#/runs/{RUN}/steps/0?at=tokens")
+        visit.see_all()
+        for strip in visit.page.locator(".strips:not([hidden]) button").all()[:3]:
+            strip.click()
+        visit.page.locator(".detail .heat").first.hover()
+        visit.page.evaluate(
+            "() => document.querySelectorAll('details').forEach(d => d.open = true)"
+        )
+        token = service.get(f"/v1/runs/{RUN}/steps/0/evidence")["worst_tokens"][0]["token_id"]
+
+        assert word(token) in visit.page.locator("main").inner_text()
+        assert visit.page.locator(".detail").inner_text().count("onerror=") > 20
+        assert visit.page.evaluate("() => window.hit") is None
+        assert visit.page.locator("main img, main script, main [onerror]").count() == 0
+        assert visit.complaints == []
+    context.close()
+
+
 @pytest.mark.parametrize("address", ["#/", "#/runs/demo", f"#/runs/demo/steps/{LAST}"])
 def test_a_phone_needs_no_sideways_scrolling(
     address: str, browser: Browser, service: ServiceProcess

@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         bridge,
         check,
         demo,
+        diff,
         doctor,
         drill,
         export,
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Are the policy that samples and the policy that is trained still the same?",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    reading = (analyze, report, export, bridge)
+    reading = (analyze, report, export, diff, bridge)
     for module in (serve, check, tail, rescore, *reading, silence, drill, demo, bench, doctor):
         module.add(commands)
     return parser

@@ -46,6 +46,8 @@ def add(commands: Any) -> None:
                         help="the trainer scores in train mode, dropout included")  # fmt: skip
     parser.add_argument("--no-forced-decode", dest="forced", action="store_false",
                         help="leave out the cells that ask the engine token by token")  # fmt: skip
+    parser.add_argument("--no-warm-cache", dest="warm", action="store_false",
+                        help="without the cell of the prefix cache, where that is off")  # fmt: skip
     parser.add_argument("--temperature", type=float, default=1.0, help="of the rollouts")
     for name in SAMPLING[1:]:
         kind = int if name == "top_k" else float
@@ -53,7 +55,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--trainer-temperature", type=float, metavar="T",
                         help="what the trainer divides by (default: --temperature)")  # fmt: skip
     parser.add_argument("--logprobs-mode", help="what the server was started with, if known")
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=Path, metavar="FILE",
+                        help="your prompts instead of the fixed ones: a text per line, or *.jsonl "
+                        "of texts or messages (by the tokenizer's chat template)")  # fmt: skip
+    parser.add_argument("--max-tokens", type=int, default=64, help="of a response")
     parser.add_argument("--copies", type=int, default=2, help="samples per prompt")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--junit", type=Path, metavar="FILE")
@@ -80,19 +85,19 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> Any:
     from twinscope_service.config import load_settings
     from twinscope_service.twin.cells import cells, judge, repeat, repeat_engine
-    from twinscope_service.twin.prompts import encode
     from twinscope_service.twin.report import Report
     from twinscope_service.twin.trainer import load_tokenizer
 
     score, others, train = _scorers(args)
-    prompts = encode(load_tokenizer(args.model), copies=args.copies)
+    tokenizer = load_tokenizer(args.model)
     given = args.trainer_temperature
     temperature = (args.temperature if given is None else given) or 1.0
     with _engine(args) as engine:
+        asked = _prompts(args, tokenizer, engine.context)
         found = list(
             cells(
-                engine, score, prompts, trainer_temperature=temperature, salt=uuid.uuid4().hex,
-                others=others, forced=args.forced, tell=_tell,
+                engine, score, asked.rows, trainer_temperature=temperature, salt=uuid.uuid4().hex,
+                others=others, forced=args.forced, warm=args.warm, tell=_tell,
             )
         )  # fmt: skip
         _tell("engine twice")
@@ -103,7 +108,20 @@ def _check(args: argparse.Namespace) -> Any:
         engine_repeated,
         repeat(train, found[0], temperature=temperature) if train is not None else None,
         _dropouts(train),
+        asked,
     )
+
+
+def _prompts(args: argparse.Namespace, tokenizer: Any, context: int | None) -> Any:
+    """What is asked. `context`: the engine's; where it does not say, the model's."""
+    from twinscope_service.twin.prompts import built_in, own
+    from twinscope_service.twin.trainer import context_of
+
+    known = context or context_of(args.model)
+    fit = {"copies": args.copies, "context": known, "response": args.max_tokens}
+    if args.prompts:
+        return own(args.prompts, tokenizer, **fit)
+    return built_in(tokenizer, **fit)
 
 
 def _engine(args: argparse.Namespace) -> Any:
@@ -123,8 +141,9 @@ def _engine(args: argparse.Namespace) -> Any:
     if args.rollout is None:
         raise ConfigError("--rollout: absent; give the server's address, or --engine vllm-offline")
     url, key = args.rollout.rstrip("/").removesuffix("/v1"), os.environ.get("OPENAI_API_KEY")
+    served = served_model(url, api_key=key)
     return Engine(
-        url, served_model(url, api_key=key), max_tokens=args.max_tokens, api_key=key,
+        url, served.name, max_tokens=args.max_tokens, api_key=key, context=served.context,
         sampling=sampling, logprobs_mode=args.logprobs_mode,
     )  # fmt: skip
 
@@ -163,12 +182,15 @@ def _print(report: Any, table: str) -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     print(table)
+    print()
+    for text in report.looked_at():
+        print(text)
     for text in report.reading():
         print(f"\n{text}")
     worst = next((r for r in report.results if r.verdict == report.verdict), None)
     if worst is not None and report.verdict != "ok":
         print(f"\n{worst.cell.name}: {worst.cell.question}")
-        for reason in worst.view.reasons:
+        for reason in worst.reasons:
             print(f"  {reason}")
         for cause in worst.view.diagnosis[:3]:
             print(f"  cause {cause['cause']} ({cause['confidence']:.2f}): {cause['evidence']}")

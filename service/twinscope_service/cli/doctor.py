@@ -11,6 +11,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from twinscope.hosts.known import HOST_VARIABLES, KNOWN, Known
@@ -105,7 +106,7 @@ def known_variables() -> set[str]:
     """Every environment variable that some part of TwinScope reads."""
     from twinscope.settings import SETTINGS
 
-    switches = {known.switch for known in KNOWN if known.switch}
+    switches = {name for known in KNOWN for name in (known.switch, known.insist) if name}
     probe = {setting.variable for setting in SETTINGS}
     return switches | probe | service_variables() | {*HOST_VARIABLES, *TOOL_VARIABLES}
 
@@ -146,7 +147,7 @@ def host_findings(environment: Mapping[str, str]) -> list[Finding]:
     found: list[Finding] = []
     for known in KNOWN:
         version = _version(known.packages)
-        if version is None:
+        if version is None or not _is_it(known):
             continue
         found += [_hook(known, version, environment), *_entry_point(known.name, environment)]
         meanings = {"q": known.q, "p": known.p}
@@ -168,13 +169,28 @@ def _version(packages: tuple[str, ...]) -> str | None:
     return None
 
 
+def _is_it(known: Known) -> bool:
+    """False for another project's distribution of the same name, or a placeholder's.
+
+    Looks where the package lies; importing nothing.
+    """
+    if known.folder is None:
+        return True
+    package, inner = known.folder.split("/")
+    spec = importlib.util.find_spec(package)
+    places = (spec.submodule_search_locations if spec is not None else None) or ()
+    return any(Path(place, inner).is_dir() for place in places)
+
+
 def _hook(known: Known, version: str, environment: Mapping[str, str]) -> Finding:
     from twinscope import DidNotAttach
     from twinscope.hosts.attach import Host
 
     title = f"{known.name} {version}"
-    host = Host(known.name, known.switch or "", known.versions)
-    switch = host.switch(environment) if known.switch else "on"
+    host = Host(known.name, known.switch or known.insist or "", known.versions)
+    switch = host.switch(environment)
+    if known.switch is None and switch != "untested":
+        switch = "on"  # called by hand: being there is being on
     try:
         if known.versions:
             host.check(version, switch)
@@ -244,7 +260,10 @@ def _run_findings(url: str, token: str | None, name: str) -> list[Finding]:
     for kind, fields in events:
         if kind in READ:
             mark, text = READ[kind]
-            found.append(Finding("run", mark, text.format_map(_Fields(fields))))
+            told = text.format_map(_Fields(fields))
+            if isinstance(fields.get("not_seen"), list):
+                told += f"; this version does not tell {', '.join(map(str, fields['not_seen']))}"
+            found.append(Finding("run", mark, told))
     _, steps = _ask(url, f"{path}/steps?limit=1", token)
     if not (steps or {}).get("steps"):
         found.append(Finding("run", "bad", "no step yet: one side, or both, have sent nothing"))

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
             timeline=timeline,
             step=client.step(args.run_name, step),
             statistics=client.statistics(args.run_name, step),
+            kept=client.kept(args.run_name, step),
             made_at=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         )
     args.output.write_text(render(subject), encoding="utf-8")

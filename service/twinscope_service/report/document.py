@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 from xml.etree.ElementTree import Element
 
 from twinscope_service.client import Timeline
 from twinscope_service.detect.words import series_words
+from twinscope_service.report.kept import excerpt, gaps, parts
 from twinscope_service.report.markup import Child, number, serialise, table, tag
 from twinscope_service.report.plots import distribution_plot, profile_plot, timeline_plot
 from twinscope_service.views import AlertView, StepView
@@ -33,7 +34,10 @@ thead th, .quiet { color: var(--muted); } svg { width: 100%; height: auto; } svg
 circle.ok { fill: var(--accent); } circle.inconsistent { fill: var(--bad); }
 circle.unknown { fill: var(--unknown); } .ok { color: var(--ok); } .inconsistent {
   color: var(--bad); } .unknown { color: var(--unknown); } code { font-size: .9em; }
+bdi { white-space: pre-wrap; overflow-wrap: anywhere; } mark { background: var(--bad);
+  color: var(--bg); }
 """
+WORST_TOKENS, WORST_SAMPLES = 12, 8  # shown of each
 KEY = (
     ("k3_mean", "rollout_train_kl, nats per token"),
     ("abs_mean", "mean |Δ|, nats"),
@@ -50,12 +54,16 @@ KEY = (
 
 @dataclass(frozen=True)
 class Subject:
-    """What a report is about. `statistics`: GET .../profiles, None: not kept any more."""
+    """What a report is about. `statistics`: GET .../profiles, None: not kept any more.
+
+    `kept`: GET .../evidence, the worst tokens and the kept samples.
+    """
 
     timeline: Timeline
     step: StepView
     statistics: Mapping[str, Any] | None
     made_at: str
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
 
 def render(subject: Subject) -> str:
@@ -70,6 +78,8 @@ def render(subject: Subject) -> str:
         *_reasons(step), *_causes(step),
         *_plot("rollout_train_kl over the run", timeline_plot(subject.timeline)),
         *_alerts(subject.timeline.alerts), *_shapes(subject.statistics),
+        *_worst_samples(subject.kept.get("samples", ())),
+        *_worst_tokens(subject.kept.get("worst_tokens", ())),
         *_numbers(step),
     )  # fmt: skip
     head = tag(
@@ -135,6 +145,38 @@ def _shapes(statistics: Mapping[str, Any] | None) -> list[Element]:
         *_plot("Distribution of |Δ| (orange p < q, blue p > q)", distribution_plot(statistics)),
         *_plot("Mean k3 by position", profile_plot(statistics, "position")),
     ]
+
+
+def _worst_samples(samples: Sequence[Mapping[str, Any]]) -> list[Element]:
+    """What adds most to the mean, each with the text around its worst token."""
+    rows: list[tuple[Child, ...]] = []
+    for sample in parts(samples, chosen="worst")[:WORST_SAMPLES]:
+        found, lag = gaps(sample), sample.get("lag")
+        around = excerpt(sample)
+        shown = None
+        if around is not None:
+            shown = tag("bdi", around[0], tag("mark", around[1]), around[2])
+        rows.append((
+            sample.get("sample_id") or "—", str(sample["tokens"]), number(found.abs_mean),
+            number(found.abs_max), "—" if lag is None else str(lag), shown,
+        ))  # fmt: skip
+    head = ("sample", "tokens", "mean |Δ|", "largest |Δ|", "lag", "around its worst token")
+    return [tag("h2", "Worst samples"), table(head, rows)] if rows else []
+
+
+def _worst_tokens(tokens: Sequence[Mapping[str, Any]]) -> list[Element]:
+    """The largest |Δ| of the step."""
+    rows: list[tuple[Child, ...]] = []
+    for token in tokens[:WORST_TOKENS]:
+        known = "—" if token["token_id"] is None else f"#{token['token_id']}"
+        text = token.get("text")
+        rows.append((
+            tag("bdi", text) if text is not None else known, number(token["p"] - token["q"]),
+            number(token["q"]), number(token["p"]), str(token["position"]),
+            token["sample_id"] or token["sample_key"][:8],
+        ))  # fmt: skip
+    head = ("token", "Δ = p − q", "q", "p", "position", "sample")
+    return [tag("h2", "Worst tokens"), table(head, rows)] if rows else []
 
 
 def _numbers(step: StepView) -> list[Element]:
