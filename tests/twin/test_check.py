@@ -21,7 +21,8 @@ import pytest
 
 from twinscope.errors import ConfigError
 from twinscope_service.config import load_settings
-from twinscope_service.twin.cells import cells, judge, repeat, repeat_engine
+from twinscope_service.twin.cached import Cached
+from twinscope_service.twin.cells import Result, cells, judge, repeat, repeat_engine
 from twinscope_service.twin.engine import Engine, request, served_model
 from twinscope_service.twin.report import Report, junit, picture, table
 
@@ -68,23 +69,50 @@ class Table(BaseHTTPRequestHandler):
     offers_prefill = True
     offers_chosen_ids = True
     decode_sharpness = 1.0  # of single tokens after a long prompt only
+    caches = True  # all but the last token of a prompt that came before under the same salt
+    cached_sharpness = 1.0  # of what is decoded after a cached prefix
+    tells = "usage"  # what was cached: "usage" in each answer, "counter" at /metrics, or "nothing"
+    seen: set[str]
+    hits: list[int]
 
     def do_GET(self) -> None:
-        self._answer({"data": [{"id": "table"}]})
+        if self.path == "/metrics" and self.tells == "counter":
+            self._send(
+                f'vllm:prefix_cache_hits_total{{engine="0"}} {float(sum(self.hits))}\n'
+                'vllm:prefix_cache_hits_created{engine="0"} 1.7e9\n'.encode()
+            )
+        else:
+            self._answer({"data": [{"id": "table", "max_model_len": 4096}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompts = body["prompt"]
         prompts = prompts if isinstance(prompts[0], list) else [prompts]
-        choices = [{"index": n, **self._choice(body, p)} for n, p in enumerate(prompts)]
-        self._answer({"choices": choices[::-1]})  # in no order that may be relied on
+        cached = [self._cached(body, prompt) for prompt in prompts]
+        choices = [
+            {"index": n, **self._choice(body, prompt, cached=cached[n] > 0)}
+            for n, prompt in enumerate(prompts)
+        ]
+        answer: dict[str, Any] = {"choices": choices[::-1]}  # in no order that may be relied on
+        if self.tells == "usage":  # of the last prompt only, as vLLM does it
+            answer["usage"] = {"prompt_tokens_details": {"cached_tokens": cached[-1]}}
+        self._answer(answer)
 
-    def _choice(self, body: dict[str, Any], prompt: list[int]) -> dict[str, Any]:
+    def _cached(self, body: dict[str, Any], prompt: list[int]) -> int:
+        """Tokens of the prompt that are cached; from now on it is."""
+        key = json.dumps([body.get("cache_salt"), prompt])
+        known = self.caches and key in self.seen and "cache_salt" in body
+        self.seen.add(key)
+        self.hits.append(len(prompt) - 1 if known else 0)
+        return self.hits[-1]
+
+    def _choice(self, body: dict[str, Any], prompt: list[int], *, cached: bool) -> dict[str, Any]:
         draw = random.Random(json.dumps([body.get("cache_salt"), prompt, body["temperature"]]))
         ids, values, last = [], [], prompt[-1]
         noise = random.Random(str(prompt))
+        sharpness = self.cached_sharpness if cached else self.sharpness
         for _ in range(body["max_tokens"]):
-            row = _logprobs(last, body["temperature"] or 1.0, sharpness=self.sharpness)
+            row = _logprobs(last, body["temperature"] or 1.0, sharpness=sharpness)
             if body["temperature"]:
                 last = draw.choices(range(VOCABULARY), [math.exp(x) for x in row])[0]
             else:
@@ -107,7 +135,9 @@ class Table(BaseHTTPRequestHandler):
         return choice
 
     def _answer(self, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
+        self._send(json.dumps(body).encode())
+
+    def _send(self, data: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -117,11 +147,17 @@ class Table(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+class Server(ThreadingHTTPServer):
+    """Takes as many callers at once as a real one."""
+
+    request_queue_size = 128
+
+
 @pytest.fixture
 def server() -> Iterator[tuple[str, type[Table]]]:
     """(address, the handler class, whose attributes are the faults)."""
-    handler = type("Handler", (Table,), {})
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    handler = type("Handler", (Table,), {"seen": set(), "hits": []})
+    httpd = Server(("127.0.0.1", 0), handler)
     httpd.daemon_threads = True  # kept connections
     thread = threading.Thread(target=httpd.serve_forever, daemon=True)
     thread.start()
@@ -133,7 +169,7 @@ def server() -> Iterator[tuple[str, type[Table]]]:
 
 def _check(url: str, *, temperature: float = 1.0, trainer_temperature: float = 1.0) -> Report:
     with Engine(
-        url, served_model(url), {"temperature": temperature}, LENGTH,
+        url, served_model(url).name, {"temperature": temperature}, LENGTH,
         logprobs_mode="processed_logprobs",
     ) as engine:  # fmt: skip
         made = cells(engine, score, PROMPTS, trainer_temperature=trainer_temperature, salt="s")
@@ -160,6 +196,60 @@ def test_equal_policies_are_ok_in_every_cell(server: tuple[str, type[Table]]) ->
     assert report.repeatability.differing == 0
     assert report.engine_repeatability is not None
     assert (report.engine_repeatability.tokens, report.engine_repeatability.differing) == (1600, 0)
+
+
+def _warm(report: Report) -> Result:
+    return next(result for result in report.results if result.cell.name == "warm cache")
+
+
+@pytest.mark.parametrize(("tells", "prompts"), [("usage", 20), ("counter", None)])
+def test_the_share_that_came_from_the_cache_is_told(
+    tells: str, prompts: int | None, server: tuple[str, type[Table]]
+) -> None:
+    """One of the two tokens of every prompt: by each answer, or by the server's counter."""
+    url, handler = server
+    handler.tells = tells
+
+    report = _check(url)
+
+    assert _warm(report).cell.cached == Cached(20, 40, 20, prompts)
+    assert _warm(report).verdict == report.verdict == "ok"
+    assert "warm cache: 50% of the prompt tokens came from it (20 of 40" in report.looked_at()[0]
+
+
+@pytest.mark.parametrize(
+    ("tells", "caches", "said"),
+    [("usage", False, "it is off"), ("counter", False, "it is off"),
+     ("nothing", True, "--enable-prompt-tokens-details")],
+)  # fmt: skip
+def test_a_cache_that_was_not_seen_is_unknown(
+    tells: str, caches: bool, said: str, server: tuple[str, type[Table]]
+) -> None:
+    """Equal numbers say nothing about a cache that gave nothing, or of which nothing is told."""
+    url, handler = server
+    handler.tells, handler.caches = tells, caches
+
+    report = _check(url)
+
+    assert _warm(report).verdict == report.verdict == "unknown"
+    assert any(said in reason for reason in _warm(report).reasons)
+    assert {v for name, v in _verdicts(report).items() if name != "warm cache"} == {"ok"}
+    (skipped,) = ElementTree.fromstring(junit(report)).iter("skipped")
+    assert said in skipped.get("message", "")
+
+
+def test_prefixes_of_other_weights_are_found_where_they_are_used(
+    server: tuple[str, type[Table]],
+) -> None:
+    """Only what was decoded after a cached prefix differs."""
+    url, handler = server
+    handler.cached_sharpness = 0.6
+
+    report = _check(url)
+
+    wrong = {name for name, verdict in _verdicts(report).items() if verdict == "inconsistent"}
+    assert wrong == {"warm cache"}
+    assert any(text.startswith("only with a warm prefix cache") for text in report.reading())
 
 
 def test_forgotten_temperature_is_told_from_other_weights(

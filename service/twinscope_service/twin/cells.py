@@ -14,7 +14,8 @@ from twinscope import Probe
 from twinscope.testing import InMemorySink
 from twinscope_service.config import Settings
 from twinscope_service.pipeline import open_pipeline
-from twinscope_service.twin.engine import Samples, Source
+from twinscope_service.twin.cached import Cached, cached_of
+from twinscope_service.twin.engine import How, Samples, Source
 from twinscope_service.twin.trainer import Scorer
 from twinscope_service.views import StepView, Verdict
 
@@ -31,6 +32,7 @@ class Cell:
     rollout: Values  # what takes q's place
     train: Values  # what takes p's place
     sampling: Mapping[str, Any]
+    cached: Cached | None = None  # None: the cell does not ask for the prefix cache
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,21 @@ class Result:
         """The step's verdict; bitwise equality is good news here.
 
         In a run it would mean that one side was copied (`bypass_mode`); here both were computed.
+        Nothing from the cache, nothing to say of it: `unknown`, unless something else is wrong.
         """
         counts = self.view.coverage
         equal = 0 < counts["counted"] == counts["delta_zero"]
-        return "ok" if equal else self.view.verdict
+        verdict = "ok" if equal else self.view.verdict
+        return "unknown" if verdict == "ok" and self._unseen else verdict
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not ok."""
+        return (*self.view.reasons, *([self._unseen] if self._unseen else []))
+
+    @property
+    def _unseen(self) -> str | None:
+        return None if self.cell.cached is None else self.cell.cached.reason
 
 
 @dataclass(frozen=True)
@@ -69,12 +82,13 @@ def cells(
     salt: str,
     others: Mapping[str, Scorer] | None = None,
     forced: bool = True,
+    warm: bool = True,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Cell]:
     """Sample and score, cell by cell; `tell(what)` before each piece of work.
 
     `others`: the trainer in other micro-batches, by the cell's name. `forced`: forced decoding too,
-    which takes a request per token.
+    which takes a request per token. `warm`: ask for the prefix cache too.
     """
 
     def against_trainer(name: str, question: str, found: Samples, temperature: float) -> Cell:
@@ -82,23 +96,25 @@ def cells(
         p = score(found.prompts, found.responses, temperature=temperature)
         return Cell(name, question, found, found.logprobs, p, engine.sampling)
 
-    tell("sampled: engine")
-    cold = engine.sample(prompts, alone=False, salt=salt)
+    def sampled(name: str, how: How, own_salt: str, **changes: Any) -> Samples:
+        tell(f"{name}: engine")
+        return engine.sample(prompts, how=how, salt=own_salt, **changes)
+
+    cold = sampled("sampled", "together", salt)
     first = against_trainer(
         "sampled", "Does what the engine reports equal what the trainer computes?", cold,
         trainer_temperature,
     )  # fmt: skip
     yield first
-    tell("warm cache: engine")
-    warm = engine.sample(prompts, alone=False, salt=salt)
-    question = "The same prompts again: are cached prefixes those of these weights?"
-    yield against_trainer("warm cache", question, warm, trainer_temperature)
-    tell("alone: engine")
-    alone = engine.sample(prompts, alone=True, salt=f"{salt}-alone")
+    if warm:
+        again = sampled("warm cache", "apart", salt)  # only so each answer says what was cached
+        question = "The same prompts again: are cached prefixes those of these weights?"
+        found = against_trainer("warm cache", question, again, trainer_temperature)
+        yield dataclasses.replace(found, cached=cached_of(again))
+    alone = sampled("alone", "alone", f"{salt}-alone")
     question = "One request at a time: does the batch change the engine's numbers?"
     yield against_trainer("alone", question, alone, trainer_temperature)
-    tell("greedy: engine")
-    greedy = engine.sample(prompts, alone=False, salt=f"{salt}-greedy", temperature=0.0)
+    greedy = sampled("greedy", "together", f"{salt}-greedy", temperature=0.0)
     question = "Without randomness and temperature: is it the sampling, or the model?"
     found = against_trainer("greedy", question, greedy, 1.0)
     yield dataclasses.replace(found, sampling={"temperature": 0.0})

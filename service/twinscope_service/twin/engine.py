@@ -5,10 +5,12 @@ Prompts travel as ids and answers come back with ids: nothing is tokenised twice
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from twinscope.errors import ConfigError
 from twinscope.hosts.openai import read_completions
@@ -17,7 +19,13 @@ TIMEOUT_S = 600.0
 # What a model's generation_config.json would else fill in.
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 MOST_IDS = 100  # token ids that are scored beside the sampled one in one request; vLLM takes 128
-AT_ONCE = 16  # prompts of one request for scores: its answer lists every prompt token
+AT_ONCE = 16  # prompts of one request for scores (its answer lists every prompt token); requests
+# How prompts are asked: in one request; in one request each, at once; one after the other.
+How = Literal["together", "apart", "alone"]
+# Counters of cached prompt tokens at /metrics, over all requests of an engine.
+HITS = re.compile(
+    r"^(?:vllm:prefix_cache_hits_total|sglang:cached_tokens_total)(?:\{.*\})? (\S+)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,8 @@ class Samples:
     prompts: list[list[int]]
     responses: list[list[int]]
     logprobs: list[list[float]]
-    cached_tokens: list[int] | None = None  # None: the server does not say
+    cached_tokens: list[int] | None = None  # per sample; None: the server does not say
+    cached_by_counter: int | None = None  # of all samples, by the server's counter; None: no such
     fingerprint: Mapping[str, Any] | None = None
 
 
@@ -39,8 +48,13 @@ class Source(Protocol):
         """The run's own parameters."""
         ...
 
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt and its response; None: not known."""
+        ...
+
     def sample(
-        self, prompts: Sequence[Sequence[int]], *, alone: bool, salt: str, **changes: Any
+        self, prompts: Sequence[Sequence[int]], *, how: How, salt: str, **changes: Any
     ) -> Samples:
         """One completion per prompt."""
         ...
@@ -67,6 +81,7 @@ class Engine:
     max_tokens: int
     logprobs_mode: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    context: int | None = None
     client: Any = field(default_factory=lambda: _client(), repr=False, compare=False)
 
     def __enter__(self) -> Engine:
@@ -76,26 +91,30 @@ class Engine:
         self.client.close()
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], *, alone: bool, salt: str, **changes: Any
+        self, prompts: Sequence[Sequence[int]], *, how: How, salt: str, **changes: Any
     ) -> Samples:
-        """One completion per prompt: all in one request, or each in a request of its own.
+        """One completion per prompt. A request of its own says what it took from the prefix cache.
 
         `salt` isolates the prefix cache where the server knows cache salts: the same salt again
         finds what the first call left there.
         """
         sampling = {**self.sampling, **changes}
-        groups = [[prompt] for prompt in prompts] if alone else [list(prompts)]
+        groups = [list(prompts)] if how == "together" else [[prompt] for prompt in prompts]
         body = {
             "max_tokens": self.max_tokens, "logprobs": 0, "return_token_ids": True,
             "return_tokens_as_token_ids": True, "cache_salt": salt, **sampling,
         }  # fmt: skip
-        answers = [self._post({**body, "prompt": group}) for group in groups]
+        before = self._hits() if how == "apart" else None
+        bodies = [{**body, "prompt": group} for group in groups]
+        answers = list(self._all_at_once(bodies) if how == "apart" else map(self._post, bodies))
+        after = self._hits() if before is not None else None
         found = read_completions(answers, request=sampling, logprobs_mode=self.logprobs_mode)
         return Samples(
             prompts=[list(prompt) for prompt in prompts],
             responses=found["token_ids"],
             logprobs=found["logprobs"],
             cached_tokens=found.get("cached_tokens"),
+            cached_by_counter=None if before is None or after is None else int(after - before),
             fingerprint=found.get("fingerprint"),
         )
 
@@ -153,6 +172,21 @@ class Engine:
         found = [_named(choice, token) for choice, token in zip(choices, asked, strict=True)]
         return [value for value in found if value is not None] if None not in found else None
 
+    def _all_at_once(self, bodies: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield from pool.map(self._post, bodies)
+
+    def _hits(self) -> float | None:
+        """Prompt tokens that came from the prefix cache since the server's start; None: unknown."""
+        import httpx
+
+        try:
+            page = self.client.get(f"{self.url}/metrics")
+        except httpx.HTTPError:
+            return None
+        found = [float(value) for value in HITS.findall(page.text)]
+        return sum(found) if found else None
+
     def _post(self, body: Mapping[str, Any]) -> Any:
         """The answer, its choices in the order of the prompts."""
         answer = request(
@@ -170,10 +204,18 @@ def _named(choice: Mapping[str, Any], token: int) -> float | None:
     return None if value is None else float(value)
 
 
-def served_model(url: str, *, api_key: str | None = None) -> str:
-    """The name of the first model that the server offers."""
-    found = request(f"{url}/v1/models", None, api_key=api_key)
-    return str(found["data"][0]["id"])
+@dataclass(frozen=True)
+class Served:
+    """A model that a server offers. `context`: most tokens; None: the server does not say."""
+
+    name: str
+    context: int | None
+
+
+def served_model(url: str, *, api_key: str | None = None) -> Served:
+    """The first model that the server offers."""
+    first = request(f"{url}/v1/models", None, api_key=api_key)["data"][0]
+    return Served(str(first["id"]), first.get("max_model_len"))
 
 
 def _client() -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from twinscope.errors import ConfigError
-from twinscope_service.twin.engine import Samples
+from twinscope_service.twin.engine import How, Samples
 
 WORKER = Path(__file__).with_name("offline_worker.py")
 CLOSE_S = 30.0
@@ -32,6 +32,7 @@ class OfflineEngine:
     arguments: Mapping[str, Any]  # of vllm.LLM, e.g. {"gpu_memory_utilization": 0.3}
     forced_how: str | None = None  # how forced decoding was done, once it was
     version: str | None = None  # None: not started
+    context: int | None = None  # most tokens of a prompt and its response; None: not started
 
     def __enter__(self) -> OfflineEngine:
         try:
@@ -41,8 +42,8 @@ class OfflineEngine:
         except OSError as error:
             raise ConfigError(f"--engine-python {self.python}: {error}") from error
         try:
-            self.version = str(self._ask("start", model=self.model, arguments=dict(self.arguments))
-                               ["version"])  # fmt: skip
+            said = self._ask("start", model=self.model, arguments=dict(self.arguments))
+            self.version, self.context = str(said["version"]), int(said["context"])
         except ConfigError:
             self.__exit__()
             raise
@@ -63,15 +64,15 @@ class OfflineEngine:
             self._process.stdout.close()
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], *, alone: bool, salt: str, **changes: Any
+        self, prompts: Sequence[Sequence[int]], *, how: How, salt: str, **changes: Any
     ) -> Samples:
         """One completion per prompt, all at once or each by itself."""
         params = {"max_tokens": self.max_tokens, **self.sampling, **changes}
         rows = [list(prompt) for prompt in prompts]
-        found = self._ask("sample", prompts=rows, params=params, salt=salt, alone=alone)
+        found = self._ask("sample", prompts=rows, params=params, salt=salt, alone=how == "alone")
         mode = self.arguments.get("logprobs_mode", "raw_logprobs")
         facts = {"name": "vllm", "version": self.version, "logprobs_mode": mode}
-        return Samples(rows, found["ids"], found["logprobs"], found["cached"], facts)
+        return Samples(rows, found["ids"], found["logprobs"], found["cached"], fingerprint=facts)
 
     def prefill(self, samples: Samples) -> list[list[float]] | None:
         """See `Engine.prefill`."""

@@ -3,7 +3,7 @@
 That interpreter has vLLM and need not have TwinScope: this file imports neither it nor anything
 that vLLM does not bring. One JSON line in, one JSON line out:
 
-    {"op": "start", "model": ..., "arguments": {...}}           -> {"version": ...}
+    {"op": "start", "model": ..., "arguments": {...}}           -> {"version", "context"}
     {"op": "sample", "prompts", "params", "salt", "alone"}      -> {"ids", "logprobs", "cached"}
     {"op": "prefill", "prompts", "responses"}                   -> {"logprobs"}
     {"op": "forced", "prompts", "responses"}                    -> {"logprobs", "how"}
@@ -36,7 +36,8 @@ class Engine:
 
     def start(self) -> dict[str, Any]:
         """What is running."""
-        return {"version": self._vllm.__version__}
+        context = self._llm.llm_engine.model_config.max_model_len
+        return {"version": self._vllm.__version__, "context": context}
 
     def sample(
         self, *, prompts: Rows, params: dict[str, Any], salt: str, alone: bool

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from twinscope_service.twin.cells import Cell, Repeatability, Result
+from twinscope_service.twin.prompts import Asked
 from twinscope_service.views import Verdict
 
 WORST_LAST = ("ok", "unknown", "inconsistent")
@@ -23,6 +24,7 @@ class Report:
     engine_repeatability: Repeatability | None = None  # None: the engine scores no given tokens
     train_mode: Repeatability | None = None  # eval against train mode; None: not asked
     dropouts: tuple[str, ...] = ()  # what drops values in train mode
+    asked: Asked | None = None  # the prompts; None: not told
 
     @property
     def verdict(self) -> Verdict:
@@ -34,6 +36,7 @@ class Report:
         return {
             "verdict": self.verdict,
             "reading": self.reading(),
+            "looked_at": self.looked_at(),
             "engine": dict(self.results[0].cell.samples.fingerprint or {}) if self.results else {},
             "trainer_repeatability": asdict(self.repeatability),
             "engine_repeatability": _plain(self.engine_repeatability),
@@ -45,10 +48,18 @@ class Report:
                     "question": r.cell.question,
                     **r.view.as_json(),
                     "verdict": r.verdict,
+                    "reasons": list(r.reasons),
+                    "cached": None if r.cell.cached is None else asdict(r.cell.cached),
                 }
                 for r in self.results
             ],
         }
+
+    def looked_at(self) -> list[str]:
+        """What the verdict rests on: prompts, what was left out, the share that was cached."""
+        prompts = [] if self.asked is None else [self.asked.sentence(), *self.asked.left_out]
+        cached = [r.cell.cached.sentence() for r in self.results if r.cell.cached is not None]
+        return prompts + cached
 
     def reading(self) -> list[str]:
         """What the cells say together: where the fault can be, and where it cannot."""
@@ -135,7 +146,7 @@ def junit(report: Report) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname="twinscope", name=result.cell.name
         )
-        text = "; ".join(result.view.reasons) or result.verdict
+        text = "; ".join(result.reasons) or result.verdict
         if result.verdict == "inconsistent":
             failures += 1
             cause = result.view.diagnosis[0]["cause"] if result.view.diagnosis else "no cause"
@@ -143,7 +154,8 @@ def junit(report: Report) -> str:
         elif result.verdict == "unknown":
             ElementTree.SubElement(case, "skipped", message=text)
     suite.set("failures", str(failures))
-    ElementTree.SubElement(suite, "system-out").text = "\n".join(report.reading())
+    told = "\n".join([*report.looked_at(), *report.reading()])
+    ElementTree.SubElement(suite, "system-out").text = told
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -87,8 +88,11 @@ class HuggingFaceScorer:
         device = self.model.device
         ids, kept = (x.to(device) for x in pad(torch, prompts, responses))
         positions = (kept.cumsum(1) - 1).clamp(min=0)
-        logits = self.model(input_ids=ids, attention_mask=kept, position_ids=positions).logits
         width = max(len(row) for row in responses)
+        given = {"input_ids": ids, "attention_mask": kept, "position_ids": positions}
+        # The prompts' logits are wanted by nobody: of long prompts they are most of the memory.
+        few = {"logits_to_keep": width + 1} if _keeps_logits(self.model) else {}
+        logits = self.model(**given, **few).logits
         # Position t predicts token t + 1: the responses' scores start one place to the left.
         table = (logits[:, -width - 1 : -1].float() / temperature).log_softmax(-1)
         values = table.gather(-1, ids[:, -width:, None])[..., 0]
@@ -116,6 +120,10 @@ class HuggingFaceScorer:
         return [part.tolist() for part in parts]
 
 
+def _keeps_logits(model: Any) -> bool:
+    return "logits_to_keep" in signature(model.forward).parameters
+
+
 def dropouts(model: Any) -> list[str]:
     """What drops values in train mode: modules and settings with a probability above 0."""
     torch, _ = _libraries()
@@ -131,6 +139,17 @@ def dropouts(model: Any) -> list[str]:
         for name, value in settings
         if ("dropout" in name or "pdrop" in name) and isinstance(value, float) and value > 0
     ]
+
+
+def context_of(path: str) -> int | None:
+    """Most positions of a model, by its configuration; None: that does not say."""
+    _, transformers = _libraries()
+    try:
+        config = transformers.AutoConfig.from_pretrained(path).get_text_config()
+    except (OSError, ValueError):
+        return None
+    found = getattr(config, "max_position_embeddings", None)
+    return found if isinstance(found, int) else None
 
 
 def load_tokenizer(path: str) -> Any:
