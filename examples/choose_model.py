@@ -12,8 +12,8 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2", help="smollm2, tiny, or a model folder")
 
 
-def model_folder(name: str) -> Path:
-    """The folder of the chosen model, made first if need be."""
+def model_folder(name: str, *, seed: int = 0) -> Path:
+    """The folder of the chosen model, made first if need be; `seed`: of tiny's weights."""
     if name == "smollm2":
         from smollm2 import make_smollm2
 
@@ -21,5 +21,5 @@ def model_folder(name: str) -> Path:
     if name == "tiny":
         from tiny_llama import make_tiny_llama
 
-        return make_tiny_llama(Path(tempfile.mkdtemp(prefix="tiny-llama-")))
+        return make_tiny_llama(Path(tempfile.mkdtemp(prefix="tiny-llama-")), seed=seed)
     return Path(name)

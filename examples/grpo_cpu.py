@@ -34,7 +34,6 @@ from transformers_scoring import Scores, fingerprint, forward, load_model, score
 from twinscope import Probe, approx_kl
 from twinscope.hosts.vllm import read_request_outputs
 
-GROUP = 8  # samples per prompt: what advantages are relative to
 CLIP = 0.2
 MICRO_BATCH = 16
 
@@ -42,7 +41,9 @@ MICRO_BATCH = 16
 class Engine:
     """vLLM with a way to load new weights between steps."""
 
-    def __init__(self, folder: Path, *, temperature: float, max_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, *, temperature: float, group: int, max_tokens: int, seed: int
+    ) -> None:
         from vllm import LLM, SamplingParams
 
         self.llm = LLM(
@@ -53,10 +54,10 @@ class Engine:
             max_model_len=384,
             max_num_seqs=64,
             gpu_memory_utilization=0.2,  # on the CPU: of the machine's memory, and it must be free
-            seed=0,
+            seed=seed,
         )
         self.sampling = SamplingParams(
-            n=GROUP, temperature=temperature, max_tokens=max_tokens, logprobs=0, flat_logprobs=True
+            n=group, temperature=temperature, max_tokens=max_tokens, logprobs=0, flat_logprobs=True
         )
 
     def sample(self, prompts: list[Any]) -> dict[str, Any]:
@@ -83,12 +84,18 @@ class Engine:
 def main() -> None:
     """Run the loop; one line per step."""
     arguments = _parse()
-    folder = model_folder(arguments.model)
+    folder = model_folder(arguments.model, seed=arguments.seed)
     policy = load_model(folder, dtype=torch.float32)
     frozen = load_model(folder)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=arguments.lr, weight_decay=0.0)
     trainer = fingerprint(policy) | {"dtype": "bfloat16", "master_dtype": "float32"}
-    engine = Engine(folder, temperature=arguments.temperature, max_tokens=arguments.max_tokens)
+    engine = Engine(
+        folder,
+        temperature=arguments.temperature,
+        group=arguments.group,
+        max_tokens=arguments.max_tokens,
+        seed=arguments.seed,
+    )
     probe = Probe(arguments.url, arguments.run)
     recorder = _recorder(arguments.record, run=arguments.run)
     with tempfile.TemporaryDirectory(dir=arguments.sync_dir) as sync_folder:
@@ -97,13 +104,13 @@ def main() -> None:
             for kind in _done(arguments, step):
                 for each in (probe, recorder):
                     each.event(kind, step=step, version=step)
-            rollout = engine.sample(prompts_for(folder, step))
+            rollout = engine.sample(_prompts(arguments, folder, step))
             probe.rollout(step=step, **rollout)
 
             p = _rescore(policy, rollout, temperature=_trainer_temperature(arguments, step))
             ref = _rescore(frozen, rollout, temperature=arguments.temperature).logprobs
             reward = _reward(p)
-            advantage = _advantage(reward)
+            advantage = _advantage(reward, group=arguments.group)
             probe.train(
                 step=step,
                 **p.fields(),
@@ -136,6 +143,11 @@ def _done(arguments: argparse.Namespace, step: int) -> list[str]:
     if step >= arguments.no_sync_from:
         return []
     return ["weight_sync"] if step >= arguments.keep_cache_from else ["weight_sync", "cache_flush"]
+
+
+def _prompts(arguments: argparse.Namespace, folder: Path, step: int) -> list[Any]:
+    """The prompts of `step`, as many and as long as asked for."""
+    return prompts_for(folder, step, count=arguments.prompts, start_words=arguments.start_words)
 
 
 def _sync(
@@ -195,9 +207,9 @@ def _reward(p: Scores) -> torch.Tensor:
     return ((p.samples.token_ids % 2 == 0) * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def _advantage(reward: torch.Tensor) -> torch.Tensor:
-    """float32 [S]: standardised within each prompt's group."""
-    groups = reward.view(-1, GROUP)
+def _advantage(reward: torch.Tensor, *, group: int) -> torch.Tensor:
+    """float32 [S]: standardised within each prompt's `group` samples."""
+    groups = reward.view(-1, group)
     spread = groups.std(1, keepdim=True) + 1e-4
     return ((groups - groups.mean(1, keepdim=True)) / spread).flatten()
 
@@ -248,7 +260,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=2e-4, help="suits the tiny model")
     parser.add_argument("--kl-coef", type=float, default=0.2, help="of the frozen start policy")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--prompts", type=int, default=8, help="per step")
+    parser.add_argument("--group", type=int, default=8, help="samples per prompt, two at least")
+    parser.add_argument("--start-words", type=int, help="of the shared start (default: all)")
+    parser.add_argument("--max-tokens", type=int, default=48, help="per sample")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws, and of tiny's weights")
     parser.add_argument("--sync-dir", help="where weights are handed over (default: temporary)")
     parser.add_argument("--record", type=Path, help="folder for trace files of every step")
     parser.add_argument("--no-sync-from", type=int, default=never, metavar="STEP")

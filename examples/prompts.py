@@ -25,16 +25,20 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def prompts_for(folder: Path, step: int, *, count: int = 8) -> list[Any]:
+def prompts_for(
+    folder: Path, step: int, *, count: int = 8, start_words: int | None = None
+) -> list[Any]:
     """`count` prompts as vLLM takes them, {"prompt_token_ids": [...]}; others in every step.
 
     Every third is the bare question: too short for the prefix cache, as some requests of real
-    traffic are. They are the control that tells a stale cache from stale weights.
+    traffic are. They are the control that tells a stale cache from stale weights. `start_words`:
+    how many words of the shared start the others begin with; None: all.
     """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     picked = [QUESTIONS[(step * count + i) % len(QUESTIONS)] for i in range(count)]
-    starts = ["" if i % 3 == 2 else f"{RULES}\n\n" for i in range(count)]
+    rules = " ".join(RULES.split()[:start_words])
+    starts = ["" if i % 3 == 2 or not rules else f"{rules}\n\n" for i in range(count)]
     texts = [f"{start}{question}\n" for start, question in zip(starts, picked, strict=True)]
     return [{"prompt_token_ids": tokenizer(text)["input_ids"]} for text in texts]

@@ -84,6 +84,22 @@ def test_a_fault_that_begins_inside_the_burn_in_is_reported_when_it_ends() -> No
     assert shift.ratio > 100
 
 
+# The same on other weights (seed 1): the first stale step is off by less than a factor of two.
+NO_SYNC_FROM_10_GENTLE = [
+    .000563, .000596, .000598, .000589, .000572, .000587, .000586, .000606, .000548, .00061,
+    .00111, .00215, .00358, .00498, .00717, .00784, .0104, .0128, .014, .0163, .0179, .0222,
+]  # fmt: skip
+
+
+def test_a_fault_that_begins_gently_inside_the_burn_in_is_reported_just_so() -> None:
+    """The first step is x1.8, the next ones x2 and x1.7: no gap of two anywhere, yet x15 in all."""
+    _, findings = watch(NO_SYNC_FROM_10_GENTLE)
+
+    (shift,) = of(findings, "level_shift")
+    assert (shift.step, shift.onset_step) == (19, 10)
+    assert shift.before == pytest.approx(5.9e-4, rel=0.02)
+
+
 def test_the_burn_in_of_a_healthy_run_says_nothing() -> None:
     """20 000 of them, steady, noisy, autocorrelated or rising 5 % a step: no rise is reported."""
     rng = np.random.default_rng(7)
