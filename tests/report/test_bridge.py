@@ -67,6 +67,30 @@ def test_wandb_writes_the_numbers_of_the_api_to_its_own_file(
     assert rows[-1]["twinscope/inconsistent"] == 1.0
 
 
+@pytest.mark.parametrize("by", ["--id", "WANDB_RUN_ID"])
+def test_wandb_goes_on_with_the_run_of_the_trainer(
+    by: str, service: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real package, offline: rows go to that id, and the run's own name is left alone."""
+    pytest.importorskip("wandb")
+    from wandb_file import read_records
+
+    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    command = ["bridge", "demo", "--wandb", "my-project", "--url", service.url]
+    if by == "--id":
+        command += ["--id", "trainers1"]
+    else:
+        monkeypatch.setenv("WANDB_RUN_ID", "trainers1")
+    subprocess.run([sys.executable, "-m", "twinscope_service", *command], check=True)
+    (path,) = tmp_path.glob("wandb/offline-run-*-trainers1/run-trainers1.wandb")
+    records = read_records(path)
+    (run,) = (record.run for record in records if record.HasField("run"))
+
+    assert (run.run_id, run.project, run.display_name) == ("trainers1", "my-project", "")
+    assert sum(record.HasField("history") for record in records) == LAST + 1
+
+
 class Session:
     """The three calls of a W&B run that are used, written down."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ def add(commands: Any) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--tensorboard", type=Path, metavar="DIR", help="folder of event files")
     target.add_argument("--wandb", metavar="PROJECT", help="W&B project")
+    parser.add_argument("--id", default=os.environ.get("WANDB_RUN_ID"),
+                        help="id of the W&B run to write into, such as the trainer's own (default: "
+                        "WANDB_RUN_ID, else a run of its own)")  # fmt: skip
     parser.add_argument("--follow", type=float, metavar="SECONDS", help="look again so often")
     add_service(parser)
     parser.set_defaults(run=run)
@@ -49,7 +53,7 @@ def _open(args: argparse.Namespace) -> Target:
 
     if args.tensorboard is not None:
         return TensorBoard(args.tensorboard)
-    return open_wandb(args.wandb, args.run_name)
+    return open_wandb(args.wandb, args.run_name, ident=args.id)
 
 
 def _wait(seconds: float | None) -> bool:

@@ -94,13 +94,21 @@ class WeightsAndBiases:
         self._session.finish()
 
 
-def open_wandb(project: str, run: str) -> WeightsAndBiases:
-    """Start a W&B run of the same name, in the mode that WANDB_MODE says. Raises ConfigError."""
+def open_wandb(project: str, run: str, *, ident: str | None = None) -> WeightsAndBiases:
+    """Start a W&B run of the same name, in the mode that WANDB_MODE says. Raises ConfigError.
+
+    `ident`: the id of a W&B run to go on with, the trainer's own for example, which keeps its name.
+    """
     try:
         import wandb
     except ImportError:
         raise ConfigError("--wandb: pip install 'twinscope[wandb]'") from None
-    return WeightsAndBiases(wandb.init(project=project, name=run))
+    which: dict[str, Any] = {"name": run}
+    if ident:
+        # Another process may be writing this run: it stays the one that says how the run ended.
+        settings = wandb.Settings(x_primary=False, x_update_finish_state=False)
+        which = {"id": ident, "resume": "allow", "settings": settings}
+    return WeightsAndBiases(wandb.init(project=project, **which))
 
 
 def follow(client: Client, run: str, target: Target, *, wait: Callable[[], bool]) -> None:
