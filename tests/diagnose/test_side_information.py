@@ -179,6 +179,25 @@ def test_an_adapter_that_counts_twice_has_a_negative_lambda(healthy: Case) -> No
     assert first.estimate["lambda"] == pytest.approx(-1.0, abs=0.2)
 
 
+def test_an_engine_that_stopped_half_way_from_the_reference_is_stale_not_without_adapter(
+    healthy: Case,
+) -> None:
+    """q lies half way from p to the start, and every sample's version says that it is old."""
+    draft = Draft.of(healthy.batch, 3)
+    before = draft.p.copy()
+    draft.disturb_train(0.5)
+    ref = draft.p + 2.0 * (before - draft.p)
+    draft.arrays["ref_logprobs"] = np.minimum(ref, 0.0).astype(np.float32)
+    unknown = diagnosed_with(draft.finish())[0]
+    draft.arrays["rollout_version"] = np.full(draft.samples, 10, np.int64)
+    draft.arrays["train_version"] = np.full(draft.samples, 20, np.int64)
+    known = diagnosed_with(draft.finish())[0]
+
+    assert unknown.cause == "lora_not_applied"
+    assert unknown.estimate["lambda"] == pytest.approx(0.5, abs=0.1)
+    assert (known.cause, known.estimate["version_lag"]) == ("stale_weights", 10.0)
+
+
 def test_different_ids_are_an_exact_finding_of_the_join(healthy: Case) -> None:
     """Reported first although the joined samples are healthy."""
     join = JoinCounts(rollout_samples=96, train_samples=96, joined=90, retokenized=6,

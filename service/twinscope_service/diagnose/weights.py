@@ -20,6 +20,7 @@ CORRUPT_K3 = 0.25  # beyond it a wrong layout is likelier than old weights
 ADVANCED = 0.5  # of the strength of a frozen engine whose version goes on
 CACHE_BLOCK = 16  # tokens; engines cache prompts in blocks and compute the last token always
 ALL_CACHED = 0.95  # share of samples whose whole prompt was cached
+WHOLE_WAY = 0.8  # λ from which q is the reference itself, not weights on the way to it
 RAISED = 0.4  # least level of the loud part: a contrast below the floor is no fault
 SPAN_INFLATION = 4.0  # tokens of a sample are not independent; spans have no sample rows
 PROFILE = {name: i for i, name in enumerate(PROFILE_COLUMNS)}
@@ -267,10 +268,12 @@ def lora_not_applied(view: View) -> Claim | None:
         return None
     left = max(d2 - slope.value**2 * view.total("ref_pr2"), 0.0) / 2 / view.tokens
     how = "the engine runs without the adapter" if slope.value > 0 else "the adapter counts twice"
+    # Old weights lie on the way from p to the start, too: part of the way, and known to be old.
+    on_the_way = 0.0 < slope.value < WHOLE_WAY and _all_behind(view)
     return Claim(
         cause="lora_not_applied",
         kind="tested",
-        strength=min(r2 / 0.5, 3.0),
+        strength=min(r2 / 0.5, 3.0) * (0.3 if on_the_way else 1.0),
         evidence=(
             f"q − p is {slope.value:.2f} ± {slope.se:.2f} times ref − p and that is {r2:.0%} of "
             f"Δ²: {how} (or still has the initial weights)"
