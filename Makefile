@@ -52,8 +52,9 @@ test-hosts: $(VENV)/.dev $(WHEELS)/.ready  ## hooks and readers against the rele
 
 engines-env: .venv-engines/.ready  ## install a real engine (vLLM on the CPU) beside the service
 
-test-engines: $(VENV)/.dev .venv-engines/.ready  ## real vLLM through probes, HTTP and service
-	.venv-engines/bin/python -m pytest tests/engines
+ENGINES_PYTHON ?= .venv-engines/bin/python
+test-engines: $(VENV)/.dev $(if $(filter .venv-engines/%,$(ENGINES_PYTHON)),.venv-engines/.ready)  ## real vLLM through probes, HTTP and service (ENGINES_PYTHON=, TESTS=: another environment, some of the tests)
+	$(ENGINES_PYTHON) -m pytest $(or $(TESTS),tests/engines)
 
 test-browser: $(VENV)/.dev  ## the page in a real Chromium (Debian: apt-get install chromium)
 	$(BIN)/python -m pytest -m browser tests/page

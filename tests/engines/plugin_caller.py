@@ -40,13 +40,15 @@ def offline(model: str) -> dict[str, Any]:
         SamplingParams(max_tokens=24, logprobs=2, seed=4),
     ]
     outputs = [o for params in asked for o in llm.generate(prompts, params, use_tqdm=False)]
-    llm.llm_engine.set_weight_version("12")
+    if hasattr(llm.llm_engine, "set_weight_version"):  # from vLLM 0.29 on
+        llm.llm_engine.set_weight_version("12")
     trimmed = SamplingParams(max_tokens=16, logprobs=0, top_p=0.8, repetition_penalty=1.1, seed=5)
     outputs += llm.generate(prompts, trimmed, use_tqdm=False)
     unasked = llm.generate(prompts[:2], SamplingParams(max_tokens=4), use_tqdm=False)
     llm.llm_engine.engine_core.shutdown()
     return {
         "version": __version__,
+        "tells_versions": hasattr(outputs[0].outputs[0], "weight_versions"),
         "samples": [
             {
                 "prompt": output.prompt_token_ids,

@@ -94,10 +94,10 @@ def test_every_completion_with_logprobs_arrives_bit_for_bit(
     }
 
 
-def test_parameters_versions_and_cache_hits_are_those_of_the_engine(
+def test_parameters_and_cache_hits_are_those_of_the_engine(
     offline: tuple[dict[str, Any], SinkServer],
 ) -> None:
-    """Effective sampling per batch; the version the trainer set; cached prefix per sample."""
+    """Effective sampling per batch; cached prefix per sample."""
     seen, sink = offline
 
     batches = sink.batches()
@@ -106,10 +106,23 @@ def test_parameters_versions_and_cache_hits_are_those_of_the_engine(
     assert set(by_top_p) == {0.8, 1.0}
     assert by_top_p[0.8].sampling is not None
     assert by_top_p[0.8].sampling["repetition_penalty"] == 1.1
-    assert {int(v) for v in by_top_p[0.8].tensors["rollout_version"]} == {12}
     cached = np.concatenate([batch.tensors["cached_tokens"] for batch in batches])
     assert sorted(cached.tolist()) == sorted(sample["cached"] for sample in seen["samples"])
     assert cached.max() >= 128
+
+
+def test_weight_versions_arrive_or_the_greeting_says_that_this_vllm_keeps_none(
+    offline: tuple[dict[str, Any], SinkServer],
+) -> None:
+    """The version that the trainer set on its samples; before vLLM 0.32 no sample has one."""
+    seen, sink = offline
+
+    found = {v for b in sink.batches() for v in b.tensors.get("rollout_version", np.array([]))}
+    (attached,) = sink.events("host_attached")
+
+    assert found == ({12} if seen["tells_versions"] else set())
+    not_seen = attached["fields"].get("not_seen", [])
+    assert not_seen == ([] if seen["tells_versions"] else ["weight_version"])
 
 
 def test_fingerprint_and_groups_name_the_engine(

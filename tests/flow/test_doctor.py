@@ -109,6 +109,40 @@ def test_each_framework_shows_what_its_numbers_mean(
     assert "TWINSCOPE_VLLM=untested" in _texts(other, "bad")
 
 
+def test_hook_called_by_hand_obeys_its_own_variable(
+    installed: Callable[[str, str], None],
+) -> None:
+    """TRL's has no switch: refused as observe() refuses it, taken with `untested`."""
+    installed("trl", "1.99.0")
+
+    assert "TWINSCOPE_TRL=untested" in _texts(host_findings({}), "bad")
+    assert "TRL 1.99.0" in _texts(host_findings({"TWINSCOPE_TRL": "untested"}), "good")
+    assert "TRL 1.99.0" in _texts(host_findings({"TWINSCOPE_TRL": "0"}), "bad")
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "others", "own", "name"),
+    [
+        ("roll", "roll", "http", "pipeline", "ROLL"),
+        ("slime", "slime", "model", "rollout", "slime, miles"),
+        ("nemo-rl", "nemo_rl", "data", "algorithms", "NeMo-RL"),
+    ],
+)
+def test_other_distributions_of_a_framework_s_name_are_not_taken_for_it(
+    installed: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    package: str, module: str, others: str, own: str, name: str,
+) -> None:  # fmt: skip
+    """A registry's package of the same name, or a placeholder: not the framework; a clone is."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / module / others).mkdir(parents=True)
+    (tmp_path / module / "__init__.py").write_text("raise RuntimeError('imported')")
+    installed(package, "0.0.0")
+
+    assert f"{name} 0.0.0" not in _texts(host_findings({}), "good")
+    (tmp_path / module / own).mkdir()
+    assert f"{name} 0.0.0" in _texts(host_findings({}), "good")
+
+
 def test_allow_list_that_keeps_the_hook_out_is_named(
     installed: Callable[[str, str], None],
 ) -> None:
@@ -126,13 +160,15 @@ def test_never_loaded_and_no_data_look_different(start: Callable[..., Any]) -> N
     silent = service_findings(service.url, None, "quiet")
     with Probe(service.url, "quiet") as probe:
         probe.event("host_attached", host="vllm", version="0.33.0")
+        probe.event("host_attached", host="vllm", version="0.29.0", not_seen=["weight_version"])
         probe.event("host_refused", host="trl", reason="trl 9.9: tested with 1.16")
         assert probe.flush(20)
         greeted = service_findings(service.url, None, "quiet")
     away = service_findings("http://127.0.0.1:9", None, "quiet")
 
     assert "not even a probe's greeting" in _texts(silent, "bad")
-    assert "attached to vllm 0.33.0" in _texts(greeted, "good")
+    assert "attached to vllm 0.33.0\n" in _texts(greeted, "good")
+    assert "vllm 0.29.0; this version does not tell weight_version" in _texts(greeted, "good")
     assert "trl 9.9" in _texts(greeted, "bad")
     assert "no step yet" in _texts(greeted, "bad")
     assert "127.0.0.1:9" in _texts(away, "bad")

@@ -78,12 +78,25 @@ class Host:
         )
 
 
+def minors(major: int, first: int, last: int) -> tuple[tuple[int, int], ...]:
+    """For `Host.versions`: every minor version from `first` to `last`, both included."""
+    return tuple((major, minor) for minor in range(first, last + 1))
+
+
 def spell(versions: Sequence[tuple[int, ...]]) -> str:
-    """For people: "0.32, 0.33", or "0.5 (from 0.5.11)"."""
-    return ", ".join(
-        f"{known[0]}.{known[1]}" + (f" (from {'.'.join(map(str, known))})" if known[2:] else "")
-        for known in versions
-    )
+    """For people: "0.23 to 0.33", "1.7, 1.16", or "0.5 (from 0.5.11)"."""
+    runs: list[list[tuple[int, ...]]] = []
+    for known in versions:
+        follows = runs and len(known) == 2 and runs[-1][-1] == (known[0], known[1] - 1)
+        runs = [*runs[:-1], [*runs[-1], known]] if follows else [*runs, [known]]
+    return ", ".join(_spell_run(run) for run in runs)
+
+
+def _spell_run(run: Sequence[tuple[int, ...]]) -> str:
+    words = [".".join(map(str, known[:2])) for known in (run[0], run[-1])]
+    if len(run) > 1:
+        return (" to " if len(run) > 2 else ", ").join(words)
+    return words[0] + (f" (from {'.'.join(map(str, run[0]))})" if run[0][2:] else "")
 
 
 class Attachment:

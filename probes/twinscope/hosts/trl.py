@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from twinscope.errors import DidNotAttach
-from twinscope.hosts.attach import MARK, Attachment, Host, wrap
+from twinscope.hosts.attach import MARK, Attachment, Host, minors, wrap
 from twinscope.hosts.sampling import read_sampling
 from twinscope.hosts.sides import choose, send
 from twinscope.hosts.vllm import read_model
@@ -25,7 +25,7 @@ from twinscope.probe import Probe
 
 __all__ = ["observe", "read_batch"]
 
-TRL = Host("trl", "TWINSCOPE_TRL", versions=((1, 16),))
+TRL = Host("trl", "TWINSCOPE_TRL", versions=minors(1, 7, 16))
 SEAM = "_generate_and_score_completions"
 SCALARS = ("reward", "grad_norm", "learning_rate", "kl", "entropy", "loss")
 WHY = {

@@ -7,6 +7,9 @@ the offline LLM class, AsyncLLM inside RL frameworks and the HTTP servers meet:
 OutputProcessor.add_request         which engine and which effective sampling parameters
 RequestState.make_request_output    the finished request: all its tokens, whatever was streamed
 
+Which weights made a sample is known from vLLM 0.32 on, where the request's state keeps the spans of
+its weight versions; the greeting says where it is not (`not_seen`).
+
 Aborted requests are left out: nobody trains on them as they are. Log-probs are never switched on
 for traffic that did not ask, except for a share the user sets: TWINSCOPE_VLLM_SHARE=0.01, chosen by
 a hash of the request id; callers do not see those log-probs.
@@ -27,14 +30,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from twinscope.errors import DidNotAttach
-from twinscope.hosts.attach import Attachment, Host, when_imported, wrap
+from twinscope.hosts.attach import Attachment, Host, minors, when_imported, wrap
 from twinscope.hosts.collector import Collector
 from twinscope.hosts.sampling import read_sampling
 from twinscope.hosts.vllm import read_engine, read_request_outputs
 
 logger = logging.getLogger("twinscope")
 
-VLLM = Host("vllm", "TWINSCOPE_VLLM", versions=((0, 32), (0, 33)))
+VLLM = Host("vllm", "TWINSCOPE_VLLM", versions=minors(0, 23, 33))
 SHARE = "TWINSCOPE_VLLM_SHARE"
 REPLICA = "TWINSCOPE_REPLICA"
 FRONT_END = "vllm.v1.engine.output_processor"
@@ -45,6 +48,7 @@ PARAMETERS = {
     "RequestState.__init__": ("prompt_token_ids", "logprobs_processor", "detokenizer"),
     "OutputProcessor.add_request": ("request", "prompt", "parent_req"),
 }
+VERSIONS = "weight_version_starts"  # of RequestState: (version, first response token) of each span
 COLUMNS = {"logprobs": "float32", "token_ids": "int32", "prompt_ids": "int32"}
 SILENT_AFTER = 32  # requests without log-probs and none with: say so once
 
@@ -79,9 +83,17 @@ def self_test(front_end: ModuleType) -> None:
             raise DidNotAttach(f"vllm: {path} has no {', '.join(missing)}; update twinscope")
 
 
+def keeps_versions(front_end: ModuleType) -> bool:
+    """Whether the constructor of RequestState sets what the weight versions are read from."""
+    constructor = inspect.unwrap(front_end.RequestState.__init__)
+    return VERSIONS in constructor.__code__.co_names
+
+
 def _wrap_front_end(tap: Tap, front_end: ModuleType) -> None:
     def install() -> None:
         self_test(front_end)
+        if not keeps_versions(front_end):
+            tap.not_seen.append("weight_version")
         wrap(front_end.OutputProcessor, "add_request", tap.wrap_add)
         wrap(front_end.RequestState, "make_request_output", tap.wrap_output)
 
@@ -152,6 +164,7 @@ class Tap:
         self._share = _read_share(attachment.environment)
         self._collector: Collector | None = None  # None: no engine in this process yet
         self.seen: Counter[str] = Counter()  # finished requests: captured, or why not
+        self.not_seen: list[str] = []  # fields of a batch that this vLLM does not tell
 
     def attach(self, install: Callable[[], None]) -> None:
         """An import must not fail because a hook does."""
@@ -209,8 +222,13 @@ class Tap:
         found = Engine(fingerprint_of(engine), _replica(self._attachment.environment))
         engine.output_processor.twinscope = found
         self.listen()
+        facts = {"not_seen": self.not_seen} if self.not_seen else {}
         self._attachment.announce(
-            self._version, engine=found.fingerprint, replica=found.replica, share=self._share
+            self._version,
+            engine=found.fingerprint,
+            replica=found.replica,
+            share=self._share,
+            **facts,
         )
 
     def listen(self) -> None:
@@ -312,7 +330,7 @@ def _skip_because(state: Any, logprobs: Any, reason: str) -> str | None:
 def _hand_over(state: Any, request: Request, logprobs: Any, reason: str) -> Finished:
     """What vLLM will not touch any more, by reference: the cost does not grow with the sample."""
     ids = state.detokenizer.output_token_ids
-    spans = getattr(state, "weight_version_starts", ())
+    spans = getattr(state, VERSIONS, ())
     return Finished(
         request=request,
         size=len(ids),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Unpacks the released wheels that the contract tests read and partly run (50 MB to fetch, without
-# dependencies; half a minute). Usage: tests/probes/hosts/fetch_wheels.sh [FOLDER]
+# Unpacks the released wheels that the contract tests read and partly run (60 MB to fetch, without
+# dependencies; a minute). Usage: tests/probes/hosts/fetch_wheels.sh [FOLDER]
 set -euo pipefail
 here="$(cd "$(dirname "$0")/../../.." && pwd)"
 folder="${1:-$here/.cache/wheels}"
@@ -10,5 +10,12 @@ mkdir -p "$folder"
   verl==0.9.1 openrlhf==0.11.2 skyrl==0.3.0 areal==1.0.4 sglang==0.5.23 torchtitan==0.3.0
 for file in "$folder"/*.whl; do
   "$python" -m zipfile -e "$file" "$folder/$(basename "${file%%-*}")"
+done
+# Of TRL one release of each minor version that hosts/trl.py declares, each in a folder of its own.
+for version in 1.7.1 1.8.0 1.9.2 1.10.0 1.11.0 1.12.0 1.13.0 1.14.2 1.15.0 1.16.0; do
+  releases="$folder/trl-releases/$version"
+  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+    --dest "$releases" "trl==$version"
+  "$python" -m zipfile -e "$releases"/*.whl "$releases"
 done
 touch "$folder/.ready"

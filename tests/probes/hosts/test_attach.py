@@ -12,7 +12,16 @@ from types import SimpleNamespace
 import pytest
 
 from twinscope import DidNotAttach, Probe
-from twinscope.hosts.attach import Attachment, Host, is_wrapped, unwrap, when_imported, wrap
+from twinscope.hosts.attach import (
+    Attachment,
+    Host,
+    is_wrapped,
+    minors,
+    spell,
+    unwrap,
+    when_imported,
+    wrap,
+)
 from twinscope.hosts.known import KNOWN
 from twinscope.hosts.sglang_plugin import SGLANG
 from twinscope.hosts.verl import VERL
@@ -48,6 +57,14 @@ def test_support_may_begin_at_a_patch_release() -> None:
     for version in ("0.5.10.post1", "0.5", "0.6.0"):
         with pytest.raises(DidNotAttach, match=r"0\.5 \(from 0\.5\.11\)"):
             host.check(version, "on")
+
+
+def test_versions_are_spelt_as_people_say_them() -> None:
+    """Runs of minor versions as from-to, single ones by themselves, a first patch in brackets."""
+    assert spell(minors(0, 23, 33)) == "0.23 to 0.33"
+    assert spell(((1, 4), (1, 5), (1, 7))) == "1.4, 1.5, 1.7"
+    assert spell(((0, 5, 11),)) == "0.5 (from 0.5.11)"
+    assert spell(()) == ""
 
 
 def test_hooks_and_the_table_of_hosts_declare_the_same_versions() -> None:

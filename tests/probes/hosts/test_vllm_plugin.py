@@ -11,10 +11,11 @@ import pytest
 
 from twinscope import Probe
 from twinscope.hosts import vllm_plugin
-from twinscope.hosts.attach import Attachment, is_wrapped
+from twinscope.hosts.attach import Attachment, is_wrapped, unwrap
 from twinscope.hosts.vllm_plugin import SILENT_AFTER, VLLM, Tap, install
 from twinscope.testing import InMemorySink
 
+WRAPS = (("OutputProcessor", "add_request"), ("RequestState", "make_request_output"))
 numpy = pytest.importorskip("numpy")
 
 
@@ -180,6 +181,30 @@ def test_finished_samples_of_one_kind_share_a_batch(plugged: Any) -> None:
     assert two.groups["finish_reason"] == ("stop", "stop")
     assert two.rollout["runner"] == "v1"
     assert running.tap.seen == {"captured": 3}
+
+
+def test_greeting_says_that_an_older_engine_keeps_no_weight_versions(
+    front_end: Any, plugged: Any
+) -> None:
+    """As before vLLM 0.32: the samples arrive, without a version, and the event names the field."""
+
+    def construct(state: Any, request: Any, prompt_token_ids: Any, logprobs_processor: Any,
+                  detokenizer: Any) -> None:  # fmt: skip
+        state.prompt_token_ids, state.num_cached_tokens = prompt_token_ids, 0
+        state.logprobs_processor, state.detokenizer = logprobs_processor, detokenizer
+
+    newer = plugged()
+    front_end.RequestState.__init__ = construct
+    for owner, name in WRAPS:
+        unwrap(getattr(front_end, owner), name)
+    older = plugged()
+    older.finish(_request("a", [5], Flat([-1.0])))
+
+    (batch,) = older.arrived()
+    assert "rollout_version" not in batch.tensors
+    assert older.sink.events("host_attached")[0]["fields"]["not_seen"] == ["weight_version"]
+    assert newer.arrived() == []
+    assert "not_seen" not in newer.sink.events("host_attached")[0]["fields"]
 
 
 def test_caller_may_go_on_with_lists_that_it_owns_too(plugged: Any) -> None:
