@@ -154,7 +154,7 @@ def sample_permutation(view: View) -> Claim | None:
     own = np.abs(q - p).mean(axis=1)
     suspects = known & (own > APART) & (view.sample_correlation < 0.7)
     if suspects.sum() < max(2, 0.04 * known.sum()):
-        suspects = _lone(view, suspects & (own > 1.0))
+        suspects = _lone(view, suspects)
         if not suspects.any():
             return None
     asked, partner = _partners(q, p, own, known, suspects)

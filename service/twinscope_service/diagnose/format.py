@@ -22,8 +22,10 @@ FEWEST_ZEROS = 4  # that lead the worst tokens, ...
 LEADING = 0.8  # ... being this share of the leading ones, ...
 LOUDER = 2.0  # ... so many times as far off as what follows: a truncation's zeros are not
 LEAST_OFF = 0.7  # nats that the other side of a filled zero is from it; a certain token's is near 0
-NATURAL_GAP = 0.1  # nats, of a sample's natural zeros together
-LEAST_REST = 400.0  # tokens of samples without a marker from which those are judged by themselves
+# nats of a sample's zeros together up to which they are natural, as the other side is near 0 too:
+# certain tokens; where those leave too little, what a truncation keeps alone as well
+NATURAL_GAPS = (0.1, 1.0)
+LEAST_REST = 300.0  # tokens of samples without a marker from which those are judged by themselves
 SCATTERED = 3  # at so many positions, with so many values on the other side
 FILLED_TOKENS = 32  # so many tokens in a row are not certain by chance
 
@@ -168,12 +170,17 @@ def _with_fill(view: View, side: str, value: float) -> Mask | None:
     The others are then judged by themselves: a marker counts in the sums of its own sample only.
     """
     zeros = view.column(f"zero_{side}")
-    count = view.column(f"fill_{side}") - zeros
-    if value == 0.0:  # natural zeros do no harm: the other side is near 0 there as well
-        other = "p" if side == "q" else "q"
-        gap = view.column(f"fill_{side}_{other}")
-        count = np.where(gap < -NATURAL_GAP, zeros, 0.0)
-    filled: Mask = count > 0
+    if value != 0.0:
+        return _if_enough_is_left(view, view.column(f"fill_{side}") > zeros)
+    gap = -view.column(f"fill_{side}_{'p' if side == 'q' else 'q'}")
+    for least in NATURAL_GAPS:
+        found = _if_enough_is_left(view, (zeros > 0) & (gap > least))
+        if found is not None:
+            return found
+    return None
+
+
+def _if_enough_is_left(view: View, filled: Mask) -> Mask | None:
     left = float(view.column("n")[~filled].sum())
     return filled if filled.any() and left >= LEAST_REST else None
 

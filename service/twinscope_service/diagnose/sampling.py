@@ -44,6 +44,7 @@ LEAST_FACTOR = 0.01  # |ln c| of q = c·p: below, wrong weights bend Δ as much
 # |Δ of the line at p = 0| over the mean Δ: up to 0.03 where log-probs are divided, 0.25 and more
 # where mass is lost, on the labelled traces (Δ is then bounded, and has its size early)
 LINE_BENT = 0.12
+LEFT_OVER = 3.0  # times the healthy k3 that divided log-probs leave beside their line
 PLATEAU_FROM = 2  # buckets of q, half a nat each: below −1 nat the law has lost what it loses
 PLATEAU_TOKENS, PLATEAU_BUCKETS = 25, 5  # in each bucket, and so many buckets
 FLAT = 2.5  # χ² of the plateau per degree of freedom ...
@@ -166,10 +167,14 @@ def temperature_on_logprobs(view: View) -> Claim | None:
         return None
     away = abs(line.factor - 1.0) / line.se
     strength = min(away / Z_EVIDENCE, identities / Z_EVIDENCE, LINE_BENT / line.bent, 3.0)
-    if strength < 0.7:
-        return None
     left = view.total("qq") - line.factor * view.total("qp")
     share = left / max(view.total("d2"), 1e-300)
+    k3_left = max(left, 0.0) / 2 / view.tokens
+    # what is left is the healthy noise, or little of what there was
+    quiet = max(LEFT_OVER * expected_floor(view) / max(k3_left, 1e-12), 0.1 / max(share, 1e-3))
+    strength = min(strength, quiet)
+    if strength < 0.7:
+        return None
     return Claim(
         cause="temperature_on_logprobs",
         kind="tested",
@@ -184,7 +189,7 @@ def temperature_on_logprobs(view: View) -> Claim | None:
             "temperature": round(1.0 / line.factor, 4),
             "standard_error": round(line.se, 5),
         },
-        k3_after=max(left, 0.0) / 2 / max(view.tokens, 1.0),
+        k3_after=k3_left,
         explains=1.0 - min(share, 1.0),
     )
 

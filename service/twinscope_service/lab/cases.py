@@ -15,7 +15,7 @@ from twinscope.wire.codec import read_trace
 from twinscope.wire.schema import TENSOR_BY_NAME
 from twinscope_service.diagnose.context import Context
 from twinscope_service.join.gather import paired_blocks
-from twinscope_service.lab.faults import FAULTS, apply
+from twinscope_service.lab.faults import FAULTS, MARKERS, STRENGTHS, apply
 from twinscope_service.measure.engine import MeasureEngine
 from twinscope_service.measure.merge import empty, merge
 from twinscope_service.measure.records import MeasureOptions, Summary
@@ -32,7 +32,7 @@ class Case:
     causes: tuple[str, ...]
     batch: Batch
     origin: str  # the recording it was made from
-    kind: str = "whole"  # "quarter": only a quarter of the samples is faulty
+    kind: str = "whole"  # "quarter": a quarter of the samples is faulty; "two": markers besides
 
 
 def recorded(folder: Path) -> list[Case]:
@@ -50,13 +50,22 @@ def recorded(folder: Path) -> list[Case]:
 
 
 def faulty(healthy: Sequence[Case], *, seed: int) -> Iterator[Case]:
-    """Every fault of `FAULTS` on every healthy case that can carry it."""
+    """Every fault, at every strength there is, on every healthy case that can carry it."""
     for case in healthy:
-        for name, fault in FAULTS.items():
+        for name, fault in (FAULTS | STRENGTHS).items():
             if name == "token_shift_padding" and not np.any(case.batch.tensors.get("pad_left", 0)):
                 continue
             batch = apply(fault, case.batch, seed)
             yield Case(f"{case.name}+{name}", (fault.cause,), batch, case.origin)
+
+
+def marked(faulty: Sequence[Case], *, seed: int) -> Iterator[Case]:
+    """Every one of `MARKERS` on every case: two faults at once."""
+    for case in faulty:
+        for name, fault in MARKERS.items():
+            batch = apply(fault, case.batch, seed)
+            causes = (*case.causes, fault.cause)
+            yield replace(case, name=f"{case.name}+{name}", causes=causes, batch=batch, kind="two")
 
 
 def part(case: Case, *, tokens: int, seed: int) -> Case:

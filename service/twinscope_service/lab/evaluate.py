@@ -5,7 +5,8 @@
 A FOLDER holds traces and an index.json with their causes: recorded ones, or a half of the set that
 `python -m twinscope_service.lab` makes (which also runs this). Every trace enters whole, cut to
 5 000 and to 2 000 tokens, with and without what its header says; a quarter of the samples faulty;
-one replica of four faulty; and healthy traces also with every exact fault of `lab.faults`.
+one replica of four faulty; with a few markers besides; and healthy traces also with every exact
+fault of `lab.faults`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,17 @@ from twinscope_service.diagnose.cause import FAMILY_OF, Cause
 from twinscope_service.diagnose.claim import Claim
 from twinscope_service.diagnose.rank import diagnose, find_claims
 from twinscope_service.diagnose.view import View
-from twinscope_service.lab.cases import Case, bare, faulty, mixed, part, recorded, summarise
-from twinscope_service.lab.faults import FAULTS
+from twinscope_service.lab.cases import (
+    Case,
+    bare,
+    faulty,
+    marked,
+    mixed,
+    part,
+    recorded,
+    summarise,
+)
+from twinscope_service.lab.faults import FAULTS, STRENGTHS
 from twinscope_service.lab.tables import calibration_table, confusion_table, write_between
 from twinscope_service.measure.engine import MeasureEngine, build_engine
 
@@ -71,11 +81,17 @@ class Answer:
         return self.causes[0].family in {FAMILY_OF[cause] for cause in self.case.causes}
 
     @property
+    def all_named(self) -> bool:
+        """Is every label in the answer, by itself or in the group of an entry?"""
+        said = {name for c in self.causes for name in (c.cause, *c.group)}
+        return set(self.case.causes) <= said
+
+    @property
     def identifiable(self) -> bool:
         """Must the cause itself be named, not only its family?"""
         label = self.case.causes[0]
         large = label == "rope_mismatch" and self.k3 >= LARGE_ROTARY
-        return self.case.kind != "quarter" and (large or label in IDENTIFIABLE)
+        return self.case.kind == "whole" and (large or label in IDENTIFIABLE)
 
 
 def labelled_set(folders: Sequence[Path], *, seed: int) -> Iterator[Case]:
@@ -87,7 +103,8 @@ def labelled_set(folders: Sequence[Path], *, seed: int) -> Iterator[Case]:
         pairs = [(c, h) for c in originals if (h := _same_prompts(c, healthy)) and h is not c]
         quarters = [_quarter(c, h, seed=seed) for c, h in pairs if _mixes(c)]
         replicas = [_replica(c, h, seed) for c, h in pairs if FAMILY_OF[c.causes[0]] == "weights"]
-        for case in (*originals, *exact, *quarters, *replicas):
+        twice = marked([c for c in originals if _carries_markers(c)], seed=seed)
+        for case in (*originals, *exact, *quarters, *replicas, *twice):
             yield case
             for i, size in enumerate(SIZES):
                 smaller = part(case, tokens=size, seed=seed + i)
@@ -95,8 +112,14 @@ def labelled_set(folders: Sequence[Path], *, seed: int) -> Iterator[Case]:
 
 
 def _is_exact(case: Case) -> bool:
-    name = case.name.split("+", 1)[1]
-    return FAULTS[name].exact and FAULTS[name].cause not in WEAK_BY_DESIGN
+    fault = (FAULTS | STRENGTHS)[case.name.split("+", 1)[1]]
+    return fault.exact and fault.cause not in WEAK_BY_DESIGN
+
+
+def _carries_markers(case: Case) -> bool:
+    """Faults that are visible in the pair and touch all samples: what markers must not hide."""
+    family, label = FAMILY_OF[case.causes[0]], case.causes[0]
+    return family in ("sampling", "weights") and label != "sampling_not_as_reported"
 
 
 def _same_prompts(case: Case, healthy: list[Case]) -> Case | None:
@@ -167,6 +190,7 @@ def _logistic(points: list[tuple[float, bool]], *, ridge: float = 0.02) -> tuple
 def report(answers: Sequence[Answer]) -> str:
     """Shares of right answers and the tables, as Markdown; the details are of held-out cases."""
     checked = [a for a in answers if a.held_out]
+    single = [a for a in checked if a.case.kind != "two"]  # of two, either may come first
     lines = [
         f"{len(answers)} cases, {len(checked)} of them held out (other prompts, seeds, strengths).",
         "",
@@ -174,10 +198,11 @@ def report(answers: Sequence[Answer]) -> str:
         "|---|---|---|---|---|---|",
         *_rows(answers, checked),
         "",
-        f"Mean over the labels of the held-out cases: first entry {_macro(checked, 'right')}, "
-        f"family {_macro(checked, 'right_family')}.",
+        *_two_faults(checked),
+        f"Mean over the labels of the held-out cases: first entry {_macro(single, 'right')}, "
+        f"family {_macro(single, 'right_family')}.",
     ]
-    pairs = [(a.case.causes[0], a.causes[0].cause) for a in checked]
+    pairs = [(a.case.causes[0], a.causes[0].cause) for a in single]
     first = [(a.causes[0].confidence, a.right) for a in checked]
     return "\n".join([*lines, "", confusion_table(pairs), "", calibration_table(first)])
 
@@ -195,6 +220,14 @@ def _rows(answers: Sequence[Answer], checked: Sequence[Answer]) -> Iterator[str]
             f"{_share(a.right_group for a in some)} | {_share(a.right_family for a in some)} | "
             f"{sum(not a.right for a in healthy)} of {len(healthy)} |"
         )
+
+
+def _two_faults(checked: Sequence[Answer]) -> list[str]:
+    two = [a for a in checked if a.case.kind == "two"]
+    if not two:
+        return []
+    named = _share(a.all_named for a in two)
+    return [f"Held out, two faults at once ({len(two)} cases): all of them named in {named}.", ""]
 
 
 def _macro(answers: Iterable[Answer], what: str) -> str:

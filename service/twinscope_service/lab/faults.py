@@ -546,3 +546,31 @@ FAULTS: dict[str, Fault] = {
         exact=False,
     ),
 }
+
+# The same at other strengths, for the labelled set; a drill needs one of each.
+STRENGTHS: dict[str, Fault] = {
+    f"temperature_on_logprobs_{t:g}": Fault(
+        "temperature_on_logprobs", f"q divided by {t:g}", log_probs_over(t)
+    )
+    for t in (0.9, 0.95, 1.05, 1.1)
+} | {
+    "missing_value_few_zeros": Fault(
+        "missing_value_sentinel", "1 % of q are 0.0", fill(0.0, share=0.01, side="rollout")
+    ),
+    "missing_value_few_zeros_train": Fault(
+        "missing_value_sentinel", "1 % of p are 0.0", fill(0.0, share=0.01, side="train")
+    ),
+    "token_shift_tenth": Fault(
+        "token_shift", "p late by one token in a tenth of the samples", shift(1, share=0.1)
+    ),
+}
+
+# A few markers, over other faults: the second must be named beside them.
+MARKERS: dict[str, Fault] = {
+    f"missing_value_{value:g}": Fault(
+        "missing_value_sentinel",
+        f"0.5 % of q are {value:g}",
+        fill(value, share=0.005, side="rollout"),
+    )
+    for value in (0.0, -1.0, -9999.0)
+}
