@@ -2,155 +2,220 @@
 
 verl loads the entry point `verl.plugins: twinscope` in every process that imports it. With
 TWINSCOPE_VERL=1 it wraps `verl.utils.debug.metrics.calculate_debug_metrics`, which the V1, V0 and
-separated trainers call in the driver once per step, after `old_log_probs` and before the update.
-Nothing is computed for us. Where verl skips that call nothing is compared: in bypass mode (p is
-never computed) and with `rollout.calculate_log_probs=False`. Both are told, from where the trainers
-decide it.
+separated trainers (one-step-off, fully asynchronous) call in the driver after `old_log_probs` and
+before the update, and around it:
 
-The step is `SkipManager.step`, which both trainers set when a step begins.
+    _compute_old_log_prob           which trainer it is, so the step; V1: versions; V0: entropy
+    _compute_ref_log_prob           V0 and separated: the reference
+    compute_advantage_for_...       V1: the reference and the reward, fetched for the advantage
+    _fit_update_weights             separated: the number that the weights were given
+    Tracking.log                    reward, grad_norm, entropy ...; the end of the step
+
+Nothing is computed or fetched for us. Where verl skips the comparison nothing is compared: in
+bypass mode (p is never computed) and with `rollout.calculate_log_probs=False`. Both are told, from
+where the trainers decide it. What a step becomes is verl_step.py's affair.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from twinscope.errors import DidNotAttach
 from twinscope.hosts.attach import Attachment, Host, when_imported, wrap
-from twinscope.hosts.sides import choose, send
+from twinscope.hosts.verl_step import Driver, read_batch
 
 __all__ = ["read_batch", "register"]
 
 VERL = Host("verl", "TWINSCOPE_VERL", versions=((0, 9),))
-METRICS, FUNCTION = "verl.utils.debug.metrics", "calculate_debug_metrics"
-STEPS = "verl.utils.skip.skip_manager"
+METRICS, COMPARE = "verl.utils.debug.metrics", "calculate_debug_metrics"
+V0_TRAINER, V1_TRAINER = "verl.trainer.ppo.ray_trainer", "verl.trainer.ppo.v1.trainer_base"
+OLD, REF = "_compute_old_log_prob", "_compute_ref_log_prob"
+V1_ADVANTAGE, ADVANTAGE = "verl.trainer.ppo.v1.utils", "compute_advantage_for_multi_trajectories"
+SEPARATED, SYNC = "verl.experimental.separation.ray_trainer", "_fit_update_weights"
+LOG, LOGGER = "verl.utils.tracking", "Tracking"
 # Where the trainers copy q into p instead: V0 and the separated ones call a function, V1 does it.
 BYPASS, BYPASS_FUNCTION = "verl.trainer.ppo.rollout_corr_helper", "apply_bypass_mode"
-V1_TRAINER, V1_METHOD = "verl.trainer.ppo.v1.trainer_base", "_compute_old_log_prob"
 WHY_BYPASS = "algorithm.rollout_correction.bypass_mode: p is a copy of q, nothing is compared"
 WHY_NO_Q = "actor_rollout_ref.rollout.calculate_log_probs=False: the engine is not asked"
-SAMPLE_COLUMNS = {"min_global_steps": "rollout_version"}
 
 
 def register() -> None:
     """What the entry point does (entry_verl.py)."""
     attachment = Attachment(VERL)
     if attachment.switch != "off":
-        attachment.guard.run("register", None, lambda: _register(attachment))
+        attachment.guard.run("register", None, lambda: _Hook(attachment).register())
 
 
-def _register(attachment: Attachment) -> None:
-    def install(module: ModuleType) -> None:
+class _Hook:
+    """The wraps of one process. Every look at verl's objects is guarded."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
         # The version is a file that verl reads before it loads plugins.
-        version = getattr(sys.modules.get("verl"), "__version__", None)
+        self._version = getattr(sys.modules.get("verl"), "__version__", None)
+        self._driver = Driver(attachment, self._version)
+        self._refused = False
 
-        def patch() -> None:
-            if not callable(getattr(module, FUNCTION, None)):
-                raise DidNotAttach(f"verl {version}: {METRICS} has no {FUNCTION}")
-            wrap(module, FUNCTION, lambda original: _wrapped(original, attachment, version))
+    def register(self) -> None:
+        """Wrap each module right after its import; a process that needs none imports none."""
+        needed = {METRICS: self._metrics, V0_TRAINER: self._v0, V1_TRAINER: self._v1}
+        for name, patch in needed.items():
+            when_imported(name, self._attaching(patch))
+        # Without these columns, scalars or reasons are missing, and nothing else.
+        more = {V1_ADVANTAGE: self._advantage, SEPARATED: self._separated, LOG: self._log,
+                BYPASS: self._bypass}  # fmt: skip
+        for name, patch in more.items():
+            when_imported(name, self._adding(patch))
 
-        attachment.guard.run("attach", False, lambda: attachment.attach(version, patch))
+    def _attaching(self, patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        """`patch`; a refusal is told once, in the run's history."""
 
-    when_imported(METRICS, install)
-    _watch_bypass(attachment)
+        def attach(module: ModuleType) -> None:
+            self._refused = not self._attachment.attach(self._version, lambda: patch(module))
 
+        def install(module: ModuleType) -> None:
+            if not self._refused:
+                self._attachment.guard.run("attach", None, lambda: attach(module))
 
-def _watch_bypass(attachment: Attachment) -> None:
-    """Say why nothing comes, where the trainer decides it. Without these functions: silence."""
+        return install
 
-    def tell(field: str, why: str) -> None:
-        if attachment.first(field):
-            attachment.probe().event(
-                "host_side_missing", host="verl", field=field, why=why, step=_step()
-            )
+    def _adding(self, patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        """`patch`, in silence where verl is another."""
 
-    def telling(original: Callable[..., Any], look: Callable[..., None]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            attachment.guard.run("verl", None, lambda: look(*args))
-            return original(*args, **kwargs)
+        def add(module: ModuleType) -> None:
+            with contextlib.suppress(DidNotAttach):
+                VERL.check(self._version, self._attachment.switch)
+                patch(module)
 
-        return watched
+        return lambda module: self._attachment.guard.run("attach", None, lambda: add(module))
 
-    def look_at_v0(*_: Any) -> None:
-        tell("old_log_probs", WHY_BYPASS)
+    def _look(self, look: Callable[..., None], *seen: Any, **named: Any) -> None:
+        self._attachment.guard.run("verl", None, lambda: look(*seen, **named))
 
-    def look_at_v1(trainer: Any, *_: Any) -> None:
+    def _need(self, owner: Any, name: str) -> None:
+        if not callable(getattr(owner, name, None)):
+            where = getattr(owner, "__name__", owner)
+            raise DidNotAttach(f"verl {self._version}: {where} has no {name}")
+
+    def _metrics(self, module: ModuleType) -> None:
+        self._need(module, COMPARE)
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def calculate_debug_metrics(data: Any) -> Any:
+                self._look(self._compare, data)
+                return original(data)
+
+            return calculate_debug_metrics
+
+        wrap(module, COMPARE, make)
+
+    def _compare(self, data: Any) -> None:
+        if self._attachment.first("seam"):  # the driver is known by its first call
+            self._attachment.announce(self._version, seam=COMPARE)
+        self._driver.compare(data)
+
+    def _v0(self, module: ModuleType) -> None:
+        """RayPPOTrainer, of which the separated trainers inherit both methods."""
+        trainer = getattr(module, "RayPPOTrainer", None)
+        self._need(trainer, OLD)
+
+        def make_old(original: Callable[..., Any]) -> Callable[..., Any]:
+            def compute(trainer: Any, batch: Any) -> Any:
+                self._look(self._driver.begin, trainer, batch)
+                answer = original(trainer, batch)
+                self._look(self._driver.computed, answer)
+                return answer
+
+            return compute
+
+        def make_ref(original: Callable[..., Any]) -> Callable[..., Any]:
+            def compute(trainer: Any, batch: Any) -> Any:
+                answer = original(trainer, batch)
+                self._look(lambda: self._driver.complete(answer.batch))
+                return answer
+
+            return compute
+
+        wrap(trainer, OLD, make_old)
+        if hasattr(trainer, REF):
+            wrap(trainer, REF, make_ref)
+
+    def _v1(self, module: ModuleType) -> None:
+        trainer = getattr(module, "PPOTrainer", None)
+        self._need(trainer, OLD)
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def compute(trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+                self._look(self._look_at_settings, trainer)
+                self._look(self._driver.begin, trainer, batch)
+                return original(trainer, batch, *args, **kwargs)
+
+            return compute
+
+        wrap(trainer, OLD, make)
+
+    def _advantage(self, module: ModuleType) -> None:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def compute(data: Any, batch_keys: Any, *args: Any, **kwargs: Any) -> Any:
+                self._look(lambda: self._driver.complete(data.batch, batch_keys))
+                return original(data, batch_keys, *args, **kwargs)
+
+            return compute
+
+        self._need(module, ADVANTAGE)
+        wrap(module, ADVANTAGE, make)
+
+    def _separated(self, module: ModuleType) -> None:
+        """One-step-off hands its weights over within the step, by this method.
+
+        The manager that it calls is left alone: that looks whether its caller awaits it.
+        """
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def update_weights(trainer: Any) -> Any:
+                self._look(self._driver.synced, trainer)
+                return original(trainer)
+
+            return update_weights
+
+        self._need(trainer := getattr(module, "SeparateRayPPOTrainer", None), SYNC)
+        wrap(trainer, SYNC, make)
+
+    def _log(self, module: ModuleType) -> None:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def log(tracking: Any, data: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
+                answer = original(tracking, data, step, *args, **kwargs)
+                self._look(self._driver.log, data, step)
+                return answer
+
+            return log
+
+        self._need(tracking := getattr(module, LOGGER, None), "log")
+        wrap(tracking, "log", make)
+
+    def _bypass(self, module: ModuleType) -> None:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def apply(*args: Any, **kwargs: Any) -> Any:
+                self._look(self._tell, "old_log_probs", WHY_BYPASS)
+                return original(*args, **kwargs)
+
+            return apply
+
+        self._need(module, BYPASS_FUNCTION)
+        wrap(module, BYPASS_FUNCTION, make)
+
+    def _look_at_settings(self, trainer: Any) -> None:
+        """V1 decides here whether there will be two sides."""
         config = trainer.config
         if (config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False):
-            tell("old_log_probs", WHY_BYPASS)
+            self._tell("old_log_probs", WHY_BYPASS)
         elif not config.actor_rollout_ref.rollout.calculate_log_probs:
-            tell("rollout_log_probs", WHY_NO_Q)
+            self._tell("rollout_log_probs", WHY_NO_Q)
 
-    def watch_v0(module: ModuleType) -> None:
-        if hasattr(module, BYPASS_FUNCTION):
-            wrap(module, BYPASS_FUNCTION, lambda original: telling(original, look_at_v0))
-
-    def watch_v1(module: ModuleType) -> None:
-        trainer = getattr(module, "PPOTrainer", None)
-        if hasattr(trainer, V1_METHOD):
-            wrap(trainer, V1_METHOD, lambda original: telling(original, look_at_v1))
-
-    when_imported(BYPASS, watch_v0)
-    when_imported(V1_TRAINER, watch_v1)
-
-
-def _wrapped(
-    original: Callable[..., Any], attachment: Attachment, version: str | None
-) -> Callable[..., Any]:
-    def calculate_debug_metrics(data: Any) -> Any:
-        def capture() -> None:
-            if attachment.first("seam"):  # the driver is known by its first call
-                attachment.announce(version, seam=FUNCTION)
-            step = _step()
-            fingerprint = {"name": "verl", "version": version, "temperature_applied": True}
-            fields = {**read_batch(data.batch, data.non_tensor_batch), "train_version": step,
-                      "train_fingerprint": fingerprint}  # fmt: skip
-            send(attachment.probe(), choose(fields), step=step)
-
-        attachment.guard.run("verl", None, capture)
-        return original(data)
-
-    return calculate_debug_metrics
-
-
-def _step() -> int:
-    """The trainer's step; 0 where no trainer has begun one."""
-    manager = getattr(sys.modules.get(STEPS), "SkipManager", None)
-    return max(int(getattr(manager, "step", 0)), 0)
-
-
-def read_batch(
-    batch: Mapping[str, Any], samples: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Arguments for `Probe.pair` from a DataProto's `batch` and `non_tensor_batch`.
-
-    [B,T] right-padded responses: `rollout_log_probs` q (0.0 where padded), `old_log_probs` p,
-    `response_mask` (0 also on tool output). [B,P] `prompts`, padded on the left, and
-    `attention_mask` [B,P+T] are there in V0 only.
-    """
-    responses = batch["responses"]
-    width = responses.shape[1]
-    names = set(batch.keys())
-    mask = batch["response_mask"] if "response_mask" in names else batch["attention_mask"]
-    found: dict[str, Any] = {
-        "rollout_logprobs": _column(batch, names, "rollout_log_probs"),
-        "train_logprobs": _column(batch, names, "old_log_probs"),
-        "ref_logprobs": _column(batch, names, "ref_log_prob"),
-        "entropy": _column(batch, names, "entropy"),
-        "mask": mask[:, -width:],
-        "token_ids": responses,
-    }
-    if {"prompts", "attention_mask"} <= names:
-        found["prompt_ids"] = batch["prompts"]
-        found["prompt_mask"] = batch["attention_mask"][:, : batch["prompts"].shape[1]]
-    for column, name in SAMPLE_COLUMNS.items():
-        if samples is not None and column in samples:
-            found[name] = [int(value) for value in samples[column]]
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _column(batch: Mapping[str, Any], names: set[str], name: str) -> Any:
-    """A column, or None. A TensorDict raises for unknown keys, and its `get` may warn."""
-    return batch[name] if name in names else None
+    def _tell(self, field: str, why: str) -> None:
+        if self._attachment.first(field):
+            self._attachment.probe().event("host_side_missing", host="verl", field=field, why=why)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import inspect
 import math
@@ -15,7 +14,7 @@ import pytest
 from released import empty_packages, stand_in, unpacked
 
 from twinscope import Probe
-from twinscope.hosts import attach, openrlhf, sglang_plugin, skyrl, torchtitan, verl
+from twinscope.hosts import attach, openrlhf, sglang_plugin, skyrl, torchtitan
 from twinscope.testing import InMemorySink
 
 torch = pytest.importorskip("torch")
@@ -34,7 +33,7 @@ def sink(monkeypatch: pytest.MonkeyPatch, closing: list[Probe]) -> Iterator[InMe
             closing.append(Probe(sink=sink))
             return closing[-1]
 
-    for module in (verl, skyrl, sglang_plugin, torchtitan):
+    for module in (skyrl, sglang_plugin, torchtitan):
         monkeypatch.setattr(module, "Attachment", Recorded)
     return sink
 
@@ -51,91 +50,6 @@ def _batch() -> dict[str, Any]:
         "responses": torch.arange(8).view(2, 4),
         "entropy": torch.rand(2, 4, generator=generator),
     }
-
-
-def test_verl_is_captured_where_its_own_function_compares(
-    sink: InMemorySink, closing: list[Probe], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The real calculate_debug_metrics, wrapped at import: same tokens, same mean, same result."""
-    monkeypatch.setenv("TWINSCOPE_VERL", "1")
-    with empty_packages("verl", "utils", "utils.debug", "utils.skip", __version__="0.9.1"):
-        stand_in("verl.protocol", DataProto=object)
-        stand_in("verl.utils.skip.skip_manager", SkipManager=SimpleNamespace(step=12))
-        verl.register()
-        metrics = importlib.import_module("verl.utils.debug.metrics")
-        data = SimpleNamespace(batch=_batch(), non_tensor_batch={"min_global_steps": [11, 12]})
-        answer = metrics.calculate_debug_metrics(data)
-
-    assert closing[0].flush(10)
-    (batch,) = sink.batches()
-    kept = batch.tensors["mask"] != 0
-    p, q = (batch.tensors[f"{side}_logprobs"][kept] for side in ("train", "rollout"))
-    gap = torch.tensor(p).exp() - torch.tensor(q).exp()
-    assert batch.step == 12
-    assert batch.side == "paired"
-    assert batch.tensors["rollout_version"].tolist() == [11, 12]
-    assert answer["training/rollout_probs_diff_mean"] == pytest.approx(
-        gap.abs().mean().item(), rel=1e-6
-    )
-    assert sink.events("host_attached")[0]["fields"]["host"] == "verl"
-
-
-def test_verl_calls_that_function_once_per_step_in_every_trainer() -> None:
-    """The seam is where the released trainers use it, and the step where they set it."""
-    root = unpacked("verl")
-
-    for trainer in ("trainer/ppo/v1/trainer_base.py", "trainer/ppo/ray_trainer.py"):
-        text = (root / trainer).read_text()
-        assert "calculate_debug_metrics(" in text
-        assert "from verl.utils.debug.metrics import calculate_debug_metrics" in text
-        assert "SkipManager.set_step(self.global_steps)" in text
-    assert 'group="verl.plugins"' in (root / "__init__.py").read_text()
-    assert "_ep.load()" in (root / "__init__.py").read_text()
-
-
-def test_verl_says_why_nothing_is_compared(
-    sink: InMemorySink, closing: list[Probe], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The real bypass function of V0, which copies q into p; a V1 trainer that asks for no q."""
-    monkeypatch.setenv("TWINSCOPE_VERL", "1")
-    levels = ("trainer", "trainer.ppo", "trainer.ppo.v1", "trainer.config", "utils", "workers")
-    with empty_packages("verl", *levels, __version__="0.9.1"):
-        stand_in("omegaconf", open_dict=contextlib.nullcontext)
-        stand_in("verl.protocol", DataProto=object)
-        stand_in("verl.trainer.config.algorithm", RolloutCorrectionConfig=object)
-        stand_in("verl.workers.config.actor", PolicyLossConfig=object)
-        stand_in("verl.utils.torch_functional")
-        trainer = stand_in("verl.trainer.ppo.v1.trainer_base", PPOTrainer=_V1Trainer)
-        verl.register()
-        helper = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
-        data, settings = SimpleNamespace(batch=_batch()), {}
-        for _ in range(3):
-            helper.apply_bypass_mode(data, None, settings)
-            trainer.PPOTrainer()._compute_old_log_prob(None, {})
-
-    assert closing[0].flush(10)
-    assert data.batch["old_log_probs"] is data.batch["rollout_log_probs"]
-    told = [event["fields"] for event in sink.events("host_side_missing")]
-    assert [fields["field"] for fields in told] == ["old_log_probs", "rollout_log_probs"]
-    assert "bypass_mode" in told[0]["why"]
-    assert "calculate_log_probs=False" in told[1]["why"]
-    text = (unpacked("verl") / "trainer/ppo/v1/trainer_base.py").read_text()
-    assert "class PPOTrainer(" in text
-    assert "def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict)" in text
-    assert 'rollout_corr_config.get("bypass_mode", False)' in text
-    assert "self.config.actor_rollout_ref.rollout.calculate_log_probs" in text
-
-
-class _V1Trainer:
-    """The method of V1's trainer and the settings that it reads; the class itself needs Ray."""
-
-    config = SimpleNamespace(
-        algorithm={"rollout_correction": {"bypass_mode": False}},
-        actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(calculate_log_probs=False)),
-    )
-
-    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        return batch
 
 
 def test_skyrl_calls_our_callback_with_its_own_classes(
