@@ -261,11 +261,10 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
         # heavy tails move E[ρ] too, but not the mean of Δ so far beyond its variance
         gibbs = -view.gibbs if side == "rollout" else view.gibbs
         strength *= min(max(gibbs, 0.0) / LOST_MASS_GIBBS, 1.0)
+        if (line := fit_line(view)) is not None:  # divided log-probs look like lost mass but for it
+            strength *= min(max(abs(line.offset) - line.offset_se, 0.0) / LINE_BENT, 1.0)
     elif temperature is not None and temperature.ratio < 1.0 and lost < LOST_BESIDE_COLD:
         return None
-    line = fit_line(view)
-    if line is not None:  # divided log-probs look like lost mass, but for their line through 0
-        strength *= min(max(abs(line.offset) - line.offset_se, 0.0) / LINE_BENT, 1.0)
     kept = 1.0 + excess.value
     plain = side == "rollout" and not mixed
     rule, after = _which_truncation(view, plain=plain), _k3_after_truncation(view)
