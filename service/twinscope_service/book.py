@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
+from twinscope_service.baseline import renewed
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
 from twinscope_service.errors import Overloaded
@@ -12,9 +13,10 @@ from twinscope_service.join.join import Join
 from twinscope_service.join.memory import StepMemory
 from twinscope_service.join.records import Load, Plan
 from twinscope_service.measure.records import Summary
-from twinscope_service.runstate import POINTS, POOLED, RunState, point_of
+from twinscope_service.runstate import POINTS, POOLED, RunState, disputed_of, point_of
 from twinscope_service.store.base import Store
 from twinscope_service.store.summaries import unpack
+from twinscope_service.views import StepView
 
 ALERTS = 200  # latest alerts of a run that may be unresolved
 RETRY_AFTER_S = 5.0  # by then waiting samples may have met their other side
@@ -107,6 +109,7 @@ class Book:
         views = self._store.last_steps(run, limit=POINTS)
         for view in views:
             state.points.append(point_of(view))
+            state.disputed.append(disputed_of(view))
             state.last = view
         least = self._settings.min_tokens
         small = takewhile(lambda view: view.coverage["counted"] < least, reversed(views[-POOLED:]))
@@ -117,13 +120,19 @@ class Book:
         state.note_onset(reversed(self._store.alerts(run, limit=ALERTS)))
         state.tokens.update(self._store.count_tokens(run))
         state.detector = self._store.detector_state(run)
-        state.baseline = self._latest_ok(state)
+        self._recall_baseline(state, views)
         return state
 
-    def _latest_ok(self, state: RunState) -> Summary | None:
-        """The Summary of the latest healthy step."""
-        healthy = [point.step for point in state.points if point.verdict == "ok"]
-        return self._summary(state.run, healthy[-1]) if healthy else None
+    def _recall_baseline(self, state: RunState, views: Sequence[StepView]) -> None:
+        """The baseline as it was, if what was measured in its step is still kept."""
+        for view in views:
+            large = view.coverage["counted"] >= self._settings.min_tokens
+            k3 = view.metrics.get("k3_mean") if large else None
+            state.baseline = renewed(state.baseline, view, k3=k3)
+        if state.baseline is not None:
+            state.healthy = self._summary(state.run, state.baseline.step)
+        if state.healthy is None:
+            state.baseline = None
 
     def _summary(self, run: str, step: int) -> Summary | None:
         """The Summary of a closed step, with its rows while they are kept."""

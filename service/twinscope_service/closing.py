@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from twinscope_service.detect.bands import Judgement
+from twinscope_service.detect.versions import Sync, Weights, same_sync, standing_still
 from twinscope_service.diagnose.cause import Cause
 from twinscope_service.join.records import Closing
 from twinscope_service.join.tally import StepTally
 from twinscope_service.measure.merge import without_rows
 from twinscope_service.measure.records import Summary
-from twinscope_service.runstate import COUNTED, OpenStep, RunState, events_of
+from twinscope_service.runstate import COUNTED, OpenStep, RunState, events_of, newest
 from twinscope_service.stages import DetectorState, Meter, Stages
 from twinscope_service.stepview import join_counts, step_facts, view_step
 from twinscope_service.store.base import BlobKind, ClosedStep, Store
@@ -62,11 +64,12 @@ def conclude(
     pooled, more = state.pool(summary, least=stages.bands.min_tokens)
     with meter.survive("judge", crashed=crashed):
         metrics = stages.derive(summary)
-        facts = step_facts(opened, leaving.tally, summary)
+        facts = step_facts(opened, leaving.tally, summary, before=tuple(state.disputed))
         of_all = stages.derive(pooled) if more else metrics
         judgement = _with_pool(
             stages.judge(pooled, of_all, facts=facts, bands=stages.bands), summary, more
         )
+        judgement = _with_versions(judgement, state, opened, summary, store)
     view = replace(
         view_step(opened, leaving.tally, summary, metrics=metrics, judgement=judgement),
         state="closed",
@@ -103,16 +106,33 @@ def _with_pool(judgement: Judgement, summary: Summary, more: int) -> Judgement:
     return replace(judgement, reasons=(*judgement.reasons, few))
 
 
+def _with_versions(
+    judgement: Judgement, state: RunState, opened: OpenStep, summary: Summary, store: Store
+) -> Judgement:
+    """The verdict with a word on weights that seem to stand still; it stays what it is."""
+    now = Weights(opened.step, newest(summary, "train_version"))
+    known = (*(Weights(point.step, point.train_version) for point in state.points), now)
+    syncs = [Sync(step, fields) for step, kind, fields in store.events(state.run, limit=EVENTS)
+             if kind == "weight_sync"]  # fmt: skip
+    words = standing_still(known, scalars=partial(store.scalars, state.run))
+    more = [word for word in (words, same_sync(syncs, step=opened.step)) if word is not None]
+    return replace(judgement, reasons=(*judgement.reasons, *more))
+
+
 def _told(view: StepView, findings: Findings, causes: Sequence[Cause]) -> tuple[StepView, Findings]:
     """The view with findings and causes, and the findings with the causes' names."""
     names = tuple(cause.cause for cause in causes if cause.family != "none")
+    accused = names[:1] == tuple(cause.cause for cause in causes[:1])
     alerts = [replace(alert, causes=names) for alert in findings.alerts]
     more = [alert.message for alert in alerts if alert.state == "firing"]
     verdict = view.verdict
-    if causes and names[:1] == (causes[0].cause,) and verdict == "ok":
+    if causes and accused and verdict == "ok":
         more.append(f"within the level bands, yet {causes[0].cause}: {causes[0].evidence}")
         if causes[0].confidence >= ACCUSES and causes[0].cause not in NOTES:
             verdict = "inconsistent"
+    if verdict == "inconsistent" and causes and not accused:
+        causes, word = _without_noise(causes)
+        more.append(word)
     view = replace(
         view,
         verdict=verdict,
@@ -121,6 +141,19 @@ def _told(view: StepView, findings: Findings, causes: Sequence[Cause]) -> tuple[
         diagnosis=tuple(cause.as_json() for cause in causes),
     )
     return view, replace(findings, alerts=alerts)
+
+
+def _without_noise(causes: Sequence[Cause]) -> tuple[tuple[Cause, ...], str]:
+    """The causes of an inconsistent step that looks healthy to all of them, and a word on it.
+
+    The verdict has its reasons, so "nothing is wrong" is no answer; what is known is that nothing
+    stands out enough to be named.
+    """
+    fitting = tuple(cause for cause in causes if cause.family != "none")
+    names = ", ".join(f"{cause.cause} ({cause.confidence:.0%})" for cause in fitting)
+    if fitting:
+        return fitting, f"unexplained: no cause stands out; those that fit are {names}"
+    return (), "unexplained: no cause that diagnosis knows fits"
 
 
 def never_ok_unseen(view: StepView, opened: OpenStep) -> StepView:

@@ -24,6 +24,7 @@ from twinscope_service.tallies import Tallies
 from twinscope_service.views import AlertView, GateView, Health, RunView, StepView, TimelineRow
 
 ALERTS = 1000
+GATE_ALERTS = 3  # that the gate names
 MASK_LOW, MASK_HIGH = 0.5, 5.0  # the two-sided token mask that frameworks use by default
 
 
@@ -125,12 +126,23 @@ class Reads:
         return self._store.alerts(run, limit=ALERTS)
 
     def gate(self, run: str) -> GateView:
-        """The verdict of the last closed step."""
+        """The verdict of the last closed step, and the alerts that fire meanwhile."""
         last = self.run(run).last
         if last is None:
             reasons: tuple[str, ...] = ("no step is closed yet",)
             return GateView(run, None, "unknown", reasons, MASK_LOW, MASK_HIGH)
-        return GateView(run, last.step, last.verdict, last.reasons, MASK_LOW, MASK_HIGH)
+        reasons = (*last.reasons, *self._firing(run, said=last.reasons))
+        return GateView(run, last.step, last.verdict, reasons, MASK_LOW, MASK_HIGH)
+
+    def _firing(self, run: str, *, said: Sequence[str]) -> list[str]:
+        """What alerts of earlier steps still say, the mismatch first. Not that a level fell."""
+        firing = [
+            alert
+            for alert in self._store.alerts(run, limit=ALERTS)
+            if alert.standing == "firing" and alert.message not in said
+        ]
+        firing.sort(key=lambda alert: alert.series != "k3")
+        return [f"alert {alert.kind} fires: {alert.message}" for alert in firing[:GATE_ALERTS]]
 
     def health(self) -> Health:
         """The service's own state."""

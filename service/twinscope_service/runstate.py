@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from twinscope.wire.batch import Batch
+from twinscope_service.baseline import Baseline, renewed
+from twinscope_service.detect.disputed import Disputed, count_disputed
 from twinscope_service.diagnose.context import Context, Event, History, StepPoint
 from twinscope_service.join.gather import gather
 from twinscope_service.join.join import Join
@@ -16,6 +18,7 @@ from twinscope_service.measure.evidence import Evidence, collect, merge_evidence
 from twinscope_service.measure.merge import merge_all
 from twinscope_service.measure.records import (
     ATTRIBUTE,
+    COLUMN,
     COVERAGE,
     MeasureOptions,
     PairBlock,
@@ -26,7 +29,6 @@ from twinscope_service.store.base import ClosedStep
 from twinscope_service.views import AlertView, StepView
 
 MERGE_AT = 32  # block summaries kept apart before they are merged: rows are copied log times
-SURE = 0.9  # confidence in noise from which a step may be the baseline
 POINTS = 256  # closed steps that trends look back on
 POOLED = 32  # small steps that may be judged together
 COUNTED = COVERAGE.index("counted")
@@ -80,7 +82,9 @@ class RunState:
         self.run, self.join = run, join
         self.steps: dict[int, OpenStep] = {}
         self.points: deque[StepPoint] = deque(maxlen=POINTS)
-        self.baseline: Summary | None = None  # of the latest step that was healthy for sure
+        self.disputed: deque[Disputed] = deque(maxlen=POINTS)
+        self.baseline: Baseline | None = None
+        self.healthy: Summary | None = None  # what was measured in the baseline's step
         self.small: deque[Summary] = deque(maxlen=POOLED - 1)  # latest steps, too small alone
         self.last: StepView | None = None
         self.tokens: Counter[str] = Counter()  # measure.records.COVERAGE, closed steps
@@ -135,10 +139,13 @@ class RunState:
         """A step is closed: part of the run's past from now on. `least`: see `pool`."""
         view, self.detector = closed.view, closed.detector_state
         self.points.append(point_of(view, summary))
+        self.disputed.append(replace(count_disputed(summary), healthy=view.verdict == "ok"))
         self.last = view
         self.tokens.update(view.coverage)
-        if _surely_healthy(view, first=self.baseline is None):
-            self.baseline, _ = self.pool(summary, least=least)
+        pooled, _ = self.pool(summary, least=least)
+        self.baseline = renewed(self.baseline, view, k3=mean_k3(pooled))
+        if self.baseline is not None and self.baseline.step == view.step:
+            self.healthy = pooled
         self.keep_small(summary, least=least)
 
     def keep_small(self, summary: Summary, *, least: int) -> None:
@@ -151,7 +158,7 @@ class RunState:
 
     def history(self) -> History:
         """The run before the step that is closing, and since when something is wrong with it."""
-        return History(tuple(self.points), self.baseline, self.onset_step)
+        return History(tuple(self.points), self.healthy, self.onset_step)
 
     def note_onset(self, alerts: Iterable[AlertView]) -> None:
         """Where the detectors put the start of the present trouble; over when it is resolved."""
@@ -179,12 +186,26 @@ def point_of(view: StepView, summary: Summary | None = None) -> StepPoint:
         k3=view.metrics.get("k3_mean"),
         tokens=view.coverage.get(COVERAGE[1], 0),
         verdict=view.verdict,
-        rollout_version=None if summary is None else _newest(summary, "rollout_version"),
-        train_version=None if summary is None else _newest(summary, "train_version"),
+        rollout_version=None if summary is None else newest(summary, "rollout_version"),
+        train_version=None if summary is None else newest(summary, "train_version"),
     )
 
 
-def _newest(summary: Summary, attribute: str) -> int | None:
+def disputed_of(view: StepView) -> Disputed:
+    """The same count from a stored step, which kept the tokens: at least as many as samples."""
+    tokens = view.coverage.get(COVERAGE[COUNTED], 0)
+    share = view.metrics.get("confident_disagreement_fraction") or 0.0
+    return Disputed(round(share * tokens), tokens, healthy=view.verdict == "ok")
+
+
+def mean_k3(summary: Summary) -> float | None:
+    """Token mean of k3; None without a counted token."""
+    tokens = float(summary.sums[COLUMN["n"]])
+    return float(summary.sums[COLUMN["k3"]]) / tokens if tokens else None
+
+
+def newest(summary: Summary, attribute: str) -> int | None:
+    """The largest known value of a per-sample attribute."""
     index = ATTRIBUTE[attribute]
     known = (summary.rows.known >> index) & 1 == 1
     return int(summary.rows.attributes[known, index].max()) if known.any() else None
@@ -193,14 +214,3 @@ def _newest(summary: Summary, attribute: str) -> int | None:
 def events_of(rows: Iterable[tuple[int | None, str, dict[str, object]]]) -> tuple[Event, ...]:
     """Stored events as diagnosis takes them."""
     return tuple(Event(step, kind, fields) for step, kind, fields in rows)
-
-
-def _surely_healthy(view: StepView, *, first: bool) -> bool:
-    """May this step be what later ones are measured against? `first`: there is none yet.
-
-    A fault that creeps is `ok` for some steps, with growing doubt: it must not become the normal.
-    """
-    if view.verdict != "ok" or not view.diagnosis:
-        return view.verdict == "ok"
-    best = view.diagnosis[0]
-    return bool(best["family"] == "none" and (first or best["confidence"] >= SURE))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from twinscope_service.detect.bands import Judgement, StepFacts
+from twinscope_service.detect.disputed import Disputed, count_disputed
 from twinscope_service.diagnose.context import JoinCounts
 from twinscope_service.join.records import PAIR_SIDES, Outcome, PairSide
 from twinscope_service.join.tally import StepTally
@@ -58,8 +59,13 @@ def view_step(
     )
 
 
-def step_facts(opened: OpenStep, tally: StepTally, summary: Summary) -> StepFacts:
-    """What the verdict needs beside the measurement. Posted summaries count as joined samples."""
+def step_facts(
+    opened: OpenStep, tally: StepTally, summary: Summary, *, before: Sequence[Disputed] = ()
+) -> StepFacts:
+    """What the verdict needs beside the measurement. Posted summaries count as joined samples.
+
+    `before`: the run's closed steps, oldest first.
+    """
     joined = tally.outcomes[Outcome.JOINED]
     posted = max(summary.samples - joined, 0)
     return StepFacts(
@@ -70,6 +76,8 @@ def step_facts(opened: OpenStep, tally: StepTally, summary: Summary) -> StepFact
         crashed=tuple(sorted(opened.crashed)),
         rollout=opened.context.rollout,
         train=opened.context.train,
+        disputed=count_disputed(summary),
+        disputed_before=before,
     )
 
 

@@ -8,10 +8,18 @@ is the sharper instrument. What could not be looked at is `unknown`, never `ok`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from twinscope_service.detect.disputed import (
+    Disputed,
+    count_disputed,
+    told,
+    too_many,
+    worth_a_word,
+)
+from twinscope_service.detect.versions import ahead
 from twinscope_service.measure.records import COLUMN, COVERAGE, PROFILE_COLUMNS, Summary
 
 Verdict = Literal["ok", "inconsistent", "unknown"]
@@ -68,6 +76,8 @@ class StepFacts:
     crashed: tuple[str, ...] = ()  # stages that failed on data of this step
     rollout: Mapping[str, Any] | None = None  # engine fingerprint
     train: Mapping[str, Any] | None = None  # trainer fingerprint
+    disputed: Disputed | None = None  # None: as the summary says
+    disputed_before: Sequence[Disputed] = ()  # closed steps of the run, oldest first
 
 
 @dataclass(frozen=True)
@@ -160,16 +170,23 @@ def _faults(summary: Summary, metrics: Metrics, facts: StepFacts, bands: Bands) 
     ):
         low = f"below {bands.pearson_bound:g} ({SOURCE})"
         yield f"the probabilities correlate by {pearson:.3f}, {low}"
+    disputed = facts.disputed or count_disputed(summary)
+    against = too_many(disputed, facts.disputed_before, kind=kind)
+    if against is not None:
+        yield f"{told(disputed, summary)}; {against}"
 
 
 def _partial(summary: Summary, facts: StepFacts, bands: Bands) -> Iterator[str]:
-    """Which part was not looked at, where it is too large to call the rest `ok`."""
+    """What was not looked at, or not at the weights it says: too much to call the rest `ok`."""
     if facts.train_samples and facts.joined < bands.min_coverage * facts.train_samples:
         share = facts.joined / facts.train_samples
         yield (
             f"only {facts.joined} of {facts.train_samples} train samples ({share:.0%}) found their "
             f"rollout side: {bands.min_coverage:.0%} are needed"
         )
+    contradiction = ahead(summary)
+    if contradiction is not None:
+        yield contradiction
     live = _covered(summary, "received") - _covered(summary, "masked_out")
     unusable = {name: _covered(summary, name) for name in ("nonfinite", "sentinel", "positive")}
     if sum(unusable.values()) > bands.max_unusable * live:
@@ -188,6 +205,9 @@ def _notes(summary: Summary, metrics: Metrics, facts: StepFacts, bands: Bands) -
     outside = metrics.get("outside_09_11")
     if outside is not None and outside > bands.outside_warn:
         yield f"{outside:.0%} of the tokens have a ratio outside [0.9, 1.1] ({SOURCE})"
+    disputed = facts.disputed or count_disputed(summary)
+    if worth_a_word(disputed):
+        yield f"{told(disputed, summary)}; so few may be chance, here or there"
     if facts.joined < facts.train_samples:
         yield f"{facts.joined} of {facts.train_samples} train samples found their rollout side"
     if facts.retokenized:

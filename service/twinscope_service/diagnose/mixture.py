@@ -11,6 +11,7 @@ from twinscope_service.measure.records import F64
 
 LEAST_GAP = {"mean": 0.9, "rms": 0.6}  # nats between the parts: 2.5 and 1.8 times as loud
 LEAST_SAMPLES = 3
+LEAST_MEAN_GAP = 0.25  # nats of the mean: a part, and not a single wild token in each
 BETWEEN = 0.8  # share of the variance that lies between the parts, at least
 
 
@@ -18,7 +19,7 @@ def loud_samples(view: View) -> Mask | None:
     """[S] the louder of two clearly separate parts of the samples, or None.
 
     By the mean of ln r, or by its root mean square, which scatters less from sample to sample and
-    so tells parts that are closer.
+    so tells parts that are closer; a single wild token moves it too, but the mean hardly.
     """
     usable = view.column("n") >= 8
     if usable.sum() < 4 * LEAST_SAMPLES:
@@ -27,7 +28,9 @@ def loud_samples(view: View) -> Mask | None:
         edge = _cut(np.sort(level[usable]), LEAST_GAP[name])
         if edge is not None:
             loud: Mask = usable & (level > edge)
-            return loud
+            gap = view.noise_level[loud].mean() - view.noise_level[usable & ~loud].mean()
+            if gap >= LEAST_MEAN_GAP:
+                return loud
     return None
 
 

@@ -91,22 +91,35 @@ class Growth:
     least_k3: float
     stuck: bool  # the engine's weight version stood still
     advanced: bool  # ... went on in most steps
+    fell_at: int | None = None  # it rose as before the fall at this step
 
     @property
     def words(self) -> str:
         """One sentence for the evidence."""
         version = " while the engine's weight version stood still" if self.stuck else ""
         version = " although the engine's weight version advanced" if self.advanced else version
+        again = "" if self.fell_at is None else f", as it did until it fell at step {self.fell_at}"
         return (
             f"k3 grew {np.exp(self.grown):.0f}-fold over the last {self.steps} steps "
-            f"(z {self.z:.0f}){version}"
+            f"(z {self.z:.0f}){again}{version}"
         )
 
 
 def _growth(view: View) -> Growth | None:
-    """Healthy at first, then k3 grows with every step; None: it does not, or it jumped once."""
-    points = [] if view.history is None else _since_reset(view.history.points)
-    if len(points) < 6 or level_strength(view) < 0.5:
+    """Healthy at first, then k3 grows with every step; None: it does not, or it jumped once.
+
+    A frozen engine that is restarted now and then gives a sawtooth; its last tooth is judged, by
+    itself or as one more of the kind.
+    """
+    if view.history is None or level_strength(view) < 0.5:
+        return None
+    teeth = _teeth(view.history.points)
+    return _rise(teeth[-1]) or _rise_again(teeth, view)
+
+
+def _rise(points: list[StepPoint]) -> Growth | None:
+    """Growth over the last of the points."""
+    if len(points) < 6:
         return None
     steps = np.array([p.step for p in points], np.float64)
     y = np.log([max(p.k3 or 0.0, 1e-12) for p in points])
@@ -118,16 +131,49 @@ def _growth(view: View) -> Growth | None:
     grown = float(slope * rise[-1])
     if slope < Z_EVIDENCE * se or grown < 1.0 or left_by_jump < left:
         return None
-    grew = points[start + 1 :]  # what the versions did before says nothing of it
-    versions = {p.rollout_version for p in grew if p.rollout_version is not None}
+    stuck, advanced = _versions(points[start + 1 :])  # before, they say nothing of it
     return Growth(
         z=slope / max(se, 1e-12),
         per_step=slope,
         grown=grown,
         steps=int(rise[-1]),
         least_k3=float(np.exp(y.min())),
-        stuck=len(versions) == 1,
-        advanced=len(versions) > len(grew) / 2,
+        stuck=stuck,
+        advanced=advanced,
+    )
+
+
+def _versions(grew: list[StepPoint]) -> tuple[bool, bool]:
+    """Did the engine's version stand still while k3 grew; did it go on in most steps?"""
+    versions = {p.rollout_version for p in grew if p.rollout_version is not None}
+    return len(versions) == 1, len(versions) > len(grew) / 2
+
+
+def _rise_again(teeth: list[list[StepPoint]], view: View) -> Growth | None:
+    """One of the teeth before rose, and the present one goes the same way: this step included."""
+    before = next((found for tooth in teeth[-4:-1][::-1] if (found := _rise(tooth))), None)
+    points = teeth[-1]
+    if before is None or not view.whole or len(points) < 3:
+        return None
+    k3 = np.log([*(p.k3 or 1e-12 for p in points), max(view.k3, 1e-12)])
+    steps = points[-1].step + 1 - points[0].step
+    grown = float(k3[-1] - k3[0])
+    if (
+        grown < 1.0
+        or not 0.5 < grown / steps / before.per_step < 2.0
+        or np.diff(k3).max() > grown / 2
+    ):
+        return None
+    stuck, advanced = _versions(points[1:])
+    return Growth(
+        z=before.z,
+        per_step=grown / steps,
+        grown=grown,
+        steps=steps,
+        least_k3=float(np.exp(k3.min())),
+        stuck=stuck,
+        advanced=advanced,
+        fell_at=points[0].step,
     )
 
 
@@ -157,19 +203,28 @@ def _frozen_engine(view: View) -> Claim | None:
         estimate={"growth_per_step": round(growth.per_step, 4), "version_stuck": growth.stuck},
         k3_after=growth.least_k3,
         k3_from="history",
-        group=() if growth.stuck else ("stale_weights", "update_lost_to_rounding"),
+        group=_group_of(growth),
         separator="a checksum of the engine's weights before and after a sync",
     )
 
 
-def _since_reset(points: tuple[StepPoint, ...]) -> list[StepPoint]:
-    """The points since k3 last fell to less than half: a restart loads the weights anew.
+def _group_of(growth: Growth) -> tuple[str, ...]:
+    """What else grows so: lost updates; with resets now and then also a cache that is kept."""
+    lost = () if growth.stuck else ("update_lost_to_rounding",)
+    kept = () if growth.fell_at is None else ("stale_prefix_cache",)
+    return ("stale_weights", *lost, *kept) if lost or kept else ()
 
-    A frozen engine that is restarted now and then gives a sawtooth; its last tooth is judged.
-    """
-    known = [p for p in points if p.k3]
-    falls = [i for i in range(1, len(known)) if (known[i].k3 or 0.0) < (known[i - 1].k3 or 0.0) / 2]
-    return known[falls[-1] :] if falls else known
+
+def _teeth(points: tuple[StepPoint, ...]) -> list[list[StepPoint]]:
+    """The points between the steps at which k3 fell to less than half, when something was reset."""
+    teeth: list[list[StepPoint]] = [[]]
+    for point in points:
+        if not point.k3:
+            continue
+        if teeth[-1] and point.k3 < (teeth[-1][-1].k3 or 0.0) / 2:
+            teeth.append([])
+        teeth[-1].append(point)
+    return teeth
 
 
 def _learned_direction(view: View) -> Claim | None:
@@ -259,7 +314,8 @@ def _likeliest(view: View) -> str:
 
 def lora_not_applied(view: View) -> Claim | None:
     """q lies on the way from p to the reference: λ = 1 not applied, λ < 0 applied twice."""
-    if view.total("ref_n") < 200:
+    # At a healthy level q − p and ref − p may share no more than p's own noise.
+    if view.total("ref_n") < 200 or level_strength(view) < RAISED:
         return None
     slope = view.ratio(view.column("ref_qp_pr"), view.column("ref_pr2"))
     d2 = view.total("d2")
