@@ -40,7 +40,7 @@ NEUTRAL: dict[str, tuple[float, ...]] = {  # values that change nothing
 LEAST_SURPRISE = 0.01  # of the entropy: what a temperature of 0.99 does
 LOST_MASS_GIBBS = 2.5  # |mean Δ| over half its mean square that lost mass gives at least
 LOST_BESIDE_COLD = 0.02  # below, a T under 1 may seem to lose mass: few tokens carry much of E[ρ]
-LEAST_FACTOR = 0.01  # |ln c| of q = c·p: below, wrong weights bend Δ as much
+LEAST_FACTOR = 0.005  # |ln c| of q = c·p: below, wrong weights bend Δ as much
 # |Δ of the line at p = 0| over the mean Δ: up to 0.03 where log-probs are divided, 0.25 and more
 # where mass is lost, on the labelled traces (Δ is then bounded, and has its size early)
 LINE_BENT = 0.12
@@ -258,12 +258,10 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
     mixed = temperature is not None and temperature.fit > MIXED_FIT
     strength = min(-excess.z / Z_EVIDENCE, 3.0)
     if not mixed:
-        # heavy tails move E[ρ] too, but not the mean of Δ so far beyond its variance
-        gibbs = -view.gibbs if side == "rollout" else view.gibbs
-        strength *= min(max(gibbs, 0.0) / LOST_MASS_GIBBS, 1.0)
-        if (line := fit_line(view)) is not None:  # divided log-probs look like lost mass but for it
-            strength *= min(max(abs(line.offset) - line.offset_se, 0.0) / LINE_BENT, 1.0)
+        strength = _as_lost_mass_alone(view, side, strength)
     elif temperature is not None and temperature.ratio < 1.0 and lost < LOST_BESIDE_COLD:
+        return None
+    if strength < 0.3:
         return None
     kept = 1.0 + excess.value
     plain = side == "rollout" and not mixed
@@ -281,6 +279,20 @@ def _lost_mass(view: View, excess: Estimate, wrong_side: str, side: str) -> Clai
         k3_after=after,
         explains=explained(view, after) if after is not None else 0.9,
     )
+
+
+def _as_lost_mass_alone(view: View, side: str, strength: float) -> float:
+    """Heavy tails and divided log-probs move E[ρ] too, but not Δ as a lost mass does.
+
+    Tails do not move the mean of Δ so far beyond its variance; divided log-probs make Δ a line
+    in p through 0.
+    """
+    gibbs = -view.gibbs if side == "rollout" else view.gibbs
+    strength *= min(max(gibbs, 0.0) / LOST_MASS_GIBBS, 1.0)
+    line = fit_line(view)
+    if line is None:
+        return strength
+    return min(strength, (abs(line.offset) - line.offset_se) / LINE_BENT)
 
 
 def _lost_inside(view: View, side: str, lost: float) -> bool:
