@@ -198,6 +198,20 @@ def test_an_engine_that_stopped_half_way_from_the_reference_is_stale_not_without
     assert (known.cause, known.estimate["version_lag"]) == ("stale_weights", 10.0)
 
 
+def test_noise_that_two_comparisons_share_is_no_adapter(healthy: Case) -> None:
+    """Before the first update: p's own noise is in q - p and in ref - p, at a healthy level."""
+    draft = Draft.of(healthy.batch, 3)
+    draft.arrays["train_logprobs"] = draft.q.astype(np.float32)
+    draft.disturb_train(0.02)
+    draft.arrays["ref_logprobs"] = draft.p.astype(np.float32)
+    draft.arrays["train_logprobs"] = draft.q.astype(np.float32)
+    draft.disturb_train(0.04)
+    causes = diagnosed_with(draft.finish())
+
+    assert causes[0].cause == "numerical_noise"
+    assert "lora_not_applied" not in {cause.cause for cause in causes}
+
+
 def test_different_ids_are_an_exact_finding_of_the_join(healthy: Case) -> None:
     """Reported first although the joined samples are healthy."""
     join = JoinCounts(rollout_samples=96, train_samples=96, joined=90, retokenized=6,
