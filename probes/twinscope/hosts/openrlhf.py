@@ -1,10 +1,11 @@
 """OpenRLHF: the `Experience` objects that the experience maker returns.
 
-    experiences = maker.make_experience(samples)
-    twinscope.hosts.openrlhf.send_experiences(probe, experiences, step=step)
+    experiences = self.experience_maker.make_experience_batch(rollout_samples)
+    twinscope.hosts.openrlhf.send_experiences(probe, experiences, step=global_step)
 
-OpenRLHF has no plugin point: wrap `RemoteExperienceMaker.make_experience` in a launcher. vLLM is
-asked for log-probs, and for processed ones, only with `is_correction_level` other than off.
+OpenRLHF has no plugin point: the line goes into `PPOTrainer.train_step`, or into a wrap of
+`RemoteExperienceMaker.make_experience_batch` in a launcher. vLLM is asked for log-probs, and for
+processed ones, only with `is_correction_level` other than off.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ __all__ = ["read_experience", "send_experiences"]
 
 
 def send_experiences(probe: Probe, experiences: Iterable[Any], *, step: int) -> bool:
-    """Every experience of a step, in a call each. Returns whether all were taken."""
+    """Every experience of a step, in a call each, and its close: the driver has the whole batch.
+
+    Returns whether all were taken.
+    """
     reads = [functools.partial(read_experience, experience) for experience in experiences]
     taken = [probe.pair_from(read, step=step) for read in reads]  # all of them, even after a loss
-    return all(taken)
+    return probe.close_step(step) and all(taken)
 
 
 def read_experience(experience: Any) -> dict[str, Any]:

@@ -3,7 +3,8 @@
     trainer = RayPPOTrainer(..., callbacks=[twinscope.hosts.skyrl.make_callback()])
 
 The batch is read at the end of the step: `action_log_probs` are those of before the update, which
-SkyRL keeps. The losses that skip the policy's forward leave no p, and an event says so. SkyRL's
+SkyRL keeps. The driver has the whole batch, so the step is closed there; its metrics follow when
+SkyRL logs them. The losses that skip the policy's forward leave no p, and an event says so. SkyRL's
 fully asynchronous trainer takes no callbacks.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twinscope.hosts.attach import Attachment, Host
+from twinscope.hosts.scalars import read_scalars
 from twinscope.hosts.sides import choose, send
 from twinscope.probe import Probe
 
@@ -38,7 +40,10 @@ def make_callback(probe: Probe | None = None) -> Any:
     def on_step_end(_: Any, trainer: Any, callback_input: Any, control: Any) -> None:
         attachment.guard.run("skyrl", None, lambda: _send(attachment, callback_input))
 
-    methods = {"on_train_start": on_train_start, "on_step_end": on_step_end}
+    def on_log(_: Any, trainer: Any, callback_input: Any, control: Any) -> None:
+        attachment.guard.run("skyrl", None, lambda: _log(attachment, callback_input))
+
+    methods = {"on_train_start": on_train_start, "on_step_end": on_step_end, "on_log": on_log}
     base = import_module(CALLBACKS).TrainingCallback
     return type("TwinScopeCallback", (base,), methods)()
 
@@ -64,6 +69,13 @@ def _send(attachment: Attachment, callback_input: Any) -> None:
     fields["train_fingerprint"] = {"name": "skyrl", "temperature_applied": True}
     send(attachment.probe(), choose(fields), step=step)
     attachment.probe().close_step(step)
+
+
+def _log(attachment: Attachment, callback_input: Any) -> None:
+    """SkyRL logs a step after its end, and evaluations, which have none of the names."""
+    values = read_scalars(callback_input.logs)
+    if values:
+        attachment.probe().scalar(step=int(callback_input.global_step), values=values)
 
 
 def read_batch(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twinscope.hosts.attach import Attachment, Host
+from twinscope.hosts.scalars import read_scalars
 from twinscope.hosts.sides import choose, send
 
-__all__ = ["postprocess", "read_rollout_data", "read_samples"]
+__all__ = ["log", "postprocess", "read_rollout_data", "read_samples"]
 
 SLIME = Host("slime", "TWINSCOPE_SLIME", versions=())
 WHY = (
@@ -55,9 +56,34 @@ def _send(
                 "top_p": getattr(args, "rollout_top_p", None),
                 "top_k": getattr(args, "rollout_top_k", None)}  # fmt: skip
     fields = read_rollout_data(rollout_data, rollout_id=rollout_id)
+    fields["expect"] = _expected(rollout_data)
     fields["sampling"] = {name: value for name, value in sampling.items() if value is not None}
     fields["train_fingerprint"] = {"name": "slime", "temperature_applied": True}
     send(probe, choose(fields), step=rollout_id)
+
+
+def log(rollout_id: int, metrics: Mapping[str, Any]) -> None:
+    """A line in slime's training loop, where it logs: its gradient norm, entropy, kl, lr.
+
+    twinscope.hosts.slime.log(rollout_id, log_dict)
+    """
+    attachment = _attachment()
+
+    def send_scalars() -> None:
+        values = read_scalars(metrics)
+        if values:
+            attachment.probe().scalar(step=rollout_id, values=values)
+
+    attachment.guard.run("slime", None, send_scalars)
+
+
+def _expected(data: Mapping[str, Any]) -> dict[str, int] | None:
+    """Samples of the whole step, for each side that is sent: every rank knows all raw rewards."""
+    whole = data.get("raw_reward")
+    if whole is None:
+        return None
+    sides = {"rollout": "rollout_log_probs", "train": "log_probs"}
+    return {side: len(whole) for side, column in sides.items() if column in data}
 
 
 def _refuse(attachment: Attachment, parallel: int, rollout_id: int) -> None:
@@ -94,7 +120,7 @@ def read_rollout_data(data: Mapping[str, Any], *, rollout_id: int) -> dict[str, 
         "prompt_ids": [row[: len(row) - n] for row, n in zip(tokens, lengths, strict=True)],
         "sample_ids": _ids(data.get("sample_indices"), rollout_id),
         "rollout_version": _versions(data.get("weight_versions")),
-        "reward": _numbers(data.get("rewards")),
+        "reward": _rewards(data),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -117,6 +143,14 @@ def read_samples(samples: Sequence[Mapping[str, Any]], *, rollout_id: int) -> di
 
 def _ids(indices: Sequence[Any] | None, rollout_id: int) -> list[str] | None:
     return None if indices is None else [f"{rollout_id}-{int(index)}" for index in indices]
+
+
+def _rewards(data: Mapping[str, Any]) -> list[float] | None:
+    """This rank's rewards as they were given; `rewards` are normalised within their groups."""
+    whole, mine = data.get("raw_reward"), data.get("partition")
+    if data.get("local_raw_reward") is None and whole is not None and mine is not None:
+        return _numbers([whole[int(index)] for index in mine])
+    return _numbers(data.get("local_raw_reward", data.get("rewards")))
 
 
 def _numbers(values: Sequence[Any] | None) -> list[float] | None:

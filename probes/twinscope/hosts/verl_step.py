@@ -19,20 +19,10 @@ from typing import Any
 from twinscope.errors import DidNotAttach
 from twinscope.hosts.attach import Attachment
 from twinscope.hosts.sampling import read_sampling
+from twinscope.hosts.scalars import read_scalars
 from twinscope.hosts.sides import choose, send
 
-__all__ = ["Driver", "read_batch", "read_rollout", "read_scalars", "read_tags"]
-
-# Ours: verl's, the first that is there. Scores are rewards before a KL penalty.
-SCALARS: Mapping[str, tuple[str, ...]] = {
-    "reward": ("critic/score/mean",),
-    "grad_norm": ("actor/grad_norm",),
-    "entropy": ("actor/entropy",),
-    "kl": ("actor/kl_loss", "actor/reward_kl_penalty"),
-    "kl_coef": ("actor/kl_coef", "actor/reward_kl_penalty_coeff"),
-    "lr": ("actor/lr",),
-    "loss": ("actor/pg_loss",),
-}
+__all__ = ["Driver", "read_batch", "read_rollout", "read_tags"]
 
 
 @dataclass
@@ -247,15 +237,6 @@ def read_rollout(config: Any) -> dict[str, Any]:
         "rollout_fingerprint": {name: value for name, value in engine.items() if value is not None},
         "sampling": read_sampling(rollout),
     }
-
-
-def read_scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The few of verl's metrics that the service knows, by its names."""
-    found = {
-        ours: next((metrics[name] for name in theirs if name in metrics), None)
-        for ours, theirs in SCALARS.items()
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _versions(column: Sequence[Any]) -> list[int] | None:

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,8 +75,17 @@ def test_skyrl_calls_our_callback_with_its_own_classes(
         )
         callback.on_train_start(None, given, None)
         callback.on_step_end(None, given, None)
+        callback.on_log(None, replace(given, logs={"policy/grad_norm": 0.25, "timing/x": 1}), None)
+        callback.on_log(None, replace(given, logs={"eval/all/avg_score": 0.5}), None)
 
     assert closing[0].flush(10)
+    order = [post.path for post in sink.posts if post.path != "/v1/events"]
+    assert order == ["/v1/batches", "/v1/runs/default/steps/4/close", "/v1/scalars"]
+    assert sink.messages("/v1/scalars")[0]["values"] == {"grad_norm": 0.25}
+    loop = (unpacked("skyrl") / "train/trainer.py").read_text()
+    assert loop.index('self._fire("on_log", logs=log_payload)') < loop.rindex(
+        "self.global_step += 1"
+    )
     (arrived,) = sink.batches()
     assert arrived.step == 4
     assert arrived.tensors["token_ids"].tolist() == [0, 1, 2, 4, 5, 6, 7]

@@ -336,12 +336,3 @@ def test_rows_that_fill_a_batch_up_are_named_by_their_tags() -> None:
 
     assert real == [0, 2]
     assert found == {"sample_ids": ["a", "b", "c"], "rollout_version": [4, 4, 5]}
-
-
-def test_scores_are_the_reward_and_a_validation_logs_nothing() -> None:
-    """critic/rewards has the KL penalty taken off; the service's reward has not."""
-    logged = {"critic/score/mean": 0.5, "critic/rewards/mean": 0.4, "actor/kl_loss": 0.1,
-              "actor/reward_kl_penalty": 0.2, "perf/throughput": 9.0}  # fmt: skip
-
-    assert verl_step.read_scalars(logged) == {"reward": 0.5, "kl": 0.1}
-    assert verl_step.read_scalars({"val-core/gsm8k/acc": 0.3}) == {}
