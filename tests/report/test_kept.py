@@ -73,6 +73,9 @@ def test_a_report_shows_worst_samples_and_tokens(
     assert f"#{worst['token_id']}" in text.partition("Worst tokens")[2]
     assert f"{worst['p'] - worst['q']:.4g}" in text.partition("Worst tokens")[2]
 
+    assert main(["report", "demo", "--no-samples", "-o", str(path), "--url", service.url]) == 0
+    assert "Worst" not in path.read_text(encoding="utf-8")
+
 
 def test_sampled_text_is_text_in_the_report(tmp_path: Path) -> None:
     """A tokenizer whose words are markup: read in the report, never run."""

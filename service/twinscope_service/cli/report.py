@@ -21,6 +21,8 @@ def add(commands: Any) -> None:
     parser.add_argument("run_name", metavar="RUN")
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE")
     parser.add_argument("--step", type=int, help="the step to look at (default: the last closed)")
+    parser.add_argument("--no-samples", dest="samples", action="store_false",
+                        help="leave out samples, tokens and with them all sampled text")  # fmt: skip
     add_service(parser)
     parser.set_defaults(run=run)
 
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             timeline=timeline,
             step=client.step(args.run_name, step),
             statistics=client.statistics(args.run_name, step),
-            kept=client.kept(args.run_name, step),
+            kept=client.kept(args.run_name, step) if args.samples else {},
             made_at=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         )
     args.output.write_text(render(subject), encoding="utf-8")
