@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE")
     parser.add_argument("--step", type=int, help="the step to look at (default: the last closed)")
     parser.add_argument("--no-samples", dest="samples", action="store_false",
-                        help="leave out samples, tokens and with them all sampled text")  # fmt: skip
+                        help="leave out samples and tokens, and so all sampled text")  # fmt: skip
     add_service(parser)
     parser.set_defaults(run=run)
 
