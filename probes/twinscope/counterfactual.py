@@ -78,6 +78,7 @@ def counterfactuals(
     token_ids: Tensor,
     *,
     train_temperature: float = 1.0,
+    divided_by: float = 1.0,
     temperatures: Sequence[float] = DEFAULT_TEMPERATURES,
     truncation: Truncation | None = None,
     chunk_bytes: int = DEFAULT_CHUNK_BYTES,
@@ -85,11 +86,13 @@ def counterfactuals(
     """Reduce `logits` [N, V] (any float dtype) at the sampled `token_ids` [N].
 
     `train_temperature` is the T inside the trainer's own p; it joins `temperatures` if it is not
-    among them, since a reader needs logsumexp there to get z[token] back from p.
+    among them, since a reader needs logsumexp there to get z[token] back from p. `divided_by`: the
+    temperature that these logits have been divided by already, as TRL and verl do it in place;
+    without it every number below would be of other temperatures than it says.
     """
-    _check(len(logits), token_ids, temperatures, train_temperature)
+    _check(len(logits), token_ids, (*temperatures, divided_by), train_temperature)
     return _chunked(
-        lambda rows: logits[rows],
+        lambda rows: logits[rows] if divided_by == 1.0 else logits[rows].float() * divided_by,
         token_ids,
         vocabulary=logits.shape[-1],
         plan=_plan(train_temperature, temperatures, truncation, chunk_bytes),

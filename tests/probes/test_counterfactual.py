@@ -46,6 +46,35 @@ def naive_kept(z: NDArray[np.float64], own: float, rule: Truncation) -> NDArray[
     return kept
 
 
+@pytest.mark.parametrize("chunk_bytes", [4 * VOCABULARY * 8, 1 << 20])
+def test_logits_that_were_divided_before_give_the_same_when_that_is_said(chunk_bytes: int) -> None:
+    """TRL and verl divide in place. Unsaid, log-sum-exp and kept mass are of other temperatures."""
+    z, ids = case()
+    rule = Truncation(top_p=0.9, temperature=0.7)
+    undivided, tokens = torch.tensor(z, dtype=torch.float32), torch.tensor(ids)
+    divided = undivided / 0.7
+    before = divided.clone()
+
+    right = counterfactuals(undivided, tokens, train_temperature=0.7, truncation=rule)
+    said = counterfactuals(
+        divided, tokens, train_temperature=0.7, divided_by=0.7, truncation=rule,
+        chunk_bytes=chunk_bytes,
+    )  # fmt: skip
+    unsaid = counterfactuals(divided, tokens, truncation=rule)
+
+    assert right.kept_mass is not None
+    assert said.kept_mass is not None
+    assert unsaid.kept_mass is not None
+    assert said.temperatures == right.temperatures
+    for name in ("train_logprobs", "entropy", "logsumexp_T", "kept_mass"):
+        assert torch.allclose(getattr(said, name), getattr(right, name), rtol=1e-5, atol=1e-5), name
+    assert torch.equal(divided, before)  # the host's logits are left alone
+    assert torch.allclose(unsaid.train_logprobs, right.train_logprobs, atol=1e-5)
+    hot = right.temperatures.index(2.0)
+    assert not torch.allclose(unsaid.logsumexp_T[hot], right.logsumexp_T[hot], atol=1e-2)
+    assert not torch.allclose(unsaid.kept_mass, right.kept_mass, atol=1e-2)
+
+
 @pytest.mark.parametrize("chunk_bytes", [1, 4 * VOCABULARY * 8, 1 << 20])
 @pytest.mark.parametrize("own", [1.0, 0.7])
 def test_every_number_equals_the_naive_one_for_any_chunk(chunk_bytes: int, own: float) -> None:

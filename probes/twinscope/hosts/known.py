@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from twinscope.hosts.attach import spell
@@ -64,6 +64,46 @@ EVIDENCE: dict[Evidence, str] = {
     "contract": "the seam and the structures are checked against the released code, parts of which run",
     "recorded": "checked against structures of the documented shapes",
 }
+
+
+@dataclass(frozen=True)
+class Arrives:
+    """What one trainer's hook or reader delivers beside ids, masks and log-probs; "-": nothing."""
+
+    name: str
+    entropy: str
+    counterfactual: str  # log-sum-exp at other temperatures, kept mass: counterfactual.py
+    versions: str  # of the weights: q's, p's
+    reference: str
+    rewards: str  # per sample
+    scalars: str  # reward, grad_norm, entropy, kl, lr of the step
+    closes: str  # when the step is judged
+
+
+# fmt: off
+ARRIVES: tuple[Arrives, ...] = (
+    Arrives("TRL, Unsloth", "-", "-", "q, p", "yes", "advantage", "by the hook", "at its end with one process, else after the grace period"),
+    Arrives("verl", "yes", "-", "q, p", "yes", "yes", "by the hook", "with the pair, before the update"),
+    Arrives("SkyRL", "-", "-", "-", "yes", "-", "by the callback", "at its end"),
+    Arrives("OpenRLHF", "-", "-", "-", "yes", "-", "a line", "with the pair, before the update"),
+    Arrives("slime, miles", "-", "-", "q", "yes", "yes", "a line", "when all its samples have come (`expect`)"),
+    Arrives("NeMo-RL", "-", "-", "-", "-", "-", "a line", "by the tail, or by a line"),
+    Arrives("prime-rl", "yes", "-", "-", "-", "-", "a line", "by the tail"),
+    Arrives("AReaL", "-", "-", "q, with spans", "yes", "-", "a line", "by a line with a single controller, else after the grace period"),
+    Arrives("ROLL", "-", "-", "-", "yes", "-", "a line", "by a line"),
+    Arrives("torchtitan", "yes", "-", "p", "-", "advantage", "a line", "after the grace period"),
+)
+# fmt: on
+
+
+def render_arrivals() -> str:
+    """The second table of docs/hosts/README.md."""
+    rows = [
+        "| trainer | entropy | log-sum-exp, kept mass | weight versions | reference | reward per sample | scalars | the step closes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows += ["| " + " | ".join(astuple(arrives)) + " |" for arrives in ARRIVES]
+    return "\n".join(rows)
 
 
 def render_table() -> str:
