@@ -148,3 +148,16 @@ def test_a_rank_of_slime_says_how_many_samples_the_step_has(
     assert batch.tensors["reward"].tolist() == [0.0, 1.0]
     (scalars,) = slimes_sink.messages("/v1/scalars")
     assert (scalars["step"], scalars["values"]) == (8, {"grad_norm": 0.25})
+
+
+def test_the_lines_of_the_other_loops_use_names_that_are_there() -> None:
+    """docs/hosts/others.md, for the frameworks whose releases can be read."""
+    areal = (unpacked("areal") / "trainer/rl_trainer.py").read_text()
+    assert "def _export_and_commit_stats(self, epoch: int, epoch_step: int, global_step" in areal
+    assert "stats = self.actor.export_stats()" in areal
+    assert "self.stats_logger.commit(epoch, epoch_step, global_step, stats)" in areal
+    titan = (unpacked("torchtitan") / "experiments/rl/controller.py").read_text()
+    updated = titan.index("optim_result = self._get_rank_0_value(")
+    logged = titan.index("self.metrics_processor.log(", updated)
+    assert titan.index("fwd_bwd_metrics = combine_microbatch_metrics(") < updated < logged
+    assert "self._trainer_policy_version = optim_result.policy_version" in titan
