@@ -295,7 +295,9 @@ def test_an_open_page_notices_that_a_run_went_silent(visit: Visit, service: Serv
 def test_two_runs_are_compared_in_numbers_too(visit: Visit, service: ServiceProcess) -> None:
     """Medians over all steps of each, as the timelines give them, and their ratio."""
     visit.open("#/compare/reference/demo")
-    row = visit.page.locator("[aria-label='Two runs'] tr", has_text="median rollout_train_kl")
+    exact = re.compile(r"^median rollout_train_kl$")
+    head = visit.page.locator("th", has_text=exact)
+    row = visit.page.locator("[aria-label='Two runs'] tr").filter(has=head)
     shown = [float(cell.get_attribute("value") or "nan") for cell in row.locator("data").all()]
     levels = [
         median(service.get(f"/v1/runs/{run}/timeline")["metrics"]["k3_mean"])
