@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from twinscope.counterfactual import DEFAULT_TEMPERATURES as NODES
 from twinscope.wire.batch import Batch
 from twinscope_service.diagnose.cause import Cause
-from twinscope_service.lab.cases import Case
-from twinscope_service.lab.faults import FAULTS, apply
+from twinscope_service.lab.cases import Case, bare, part
+from twinscope_service.lab.faults import FAULTS, STRENGTHS, apply
+from twinscope_service.replay import recording
 
 Diagnose = Callable[[Batch], tuple[Cause, ...]]
 TOKENS, SAMPLES, VOCABULARY = 10_000, 100, 300
@@ -33,6 +34,14 @@ def log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Rows normalised, float64."""
     top = x.max(axis=1, keepdims=True)
     return x - top - np.log(np.exp(x - top).sum(axis=1, keepdims=True))
+
+
+def cut_at(log_probs: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
+    """The likeliest tokens of each row up to a mass of `top_p`; −inf elsewhere."""
+    ordered = np.sort(log_probs, axis=1)[:, ::-1]
+    below = np.exp(ordered).cumsum(axis=1) - np.exp(ordered) < top_p
+    least = np.where(below, ordered, np.inf).min(axis=1, keepdims=True)
+    return np.where(log_probs >= least, log_probs, -np.inf)
 
 
 def sampled(sampler: NDArray[np.float64], seed: int) -> NDArray[np.int64]:
@@ -146,6 +155,66 @@ def test_kept_mass_is_estimated_to_one_percent(diagnosed: Diagnose) -> None:
 
     assert first.cause == "truncation_not_mirrored"
     assert first.estimate["kept_mass"] == pytest.approx(kept, rel=0.01)
+
+
+@pytest.mark.parametrize("top_p", [0.8, 0.9, 0.95])
+def test_the_bound_of_top_p_is_just_above_it(top_p: float, diagnosed: Diagnose) -> None:
+    """Drawn from a law cut at top_p: never below the true one, and within three percent of it."""
+    trainer = log_softmax(law(15))
+    engine = log_softmax(cut_at(trainer, top_p))
+    first = diagnosed(pair(engine, trainer, sampled(engine, 16)))[0]
+
+    assert first.cause == "truncation_not_mirrored"
+    assert top_p <= first.estimate["top_p_at_most"] <= top_p + 0.03
+
+
+def test_a_law_cut_at_ten_tokens_gets_no_bound_of_top_p(diagnosed: Diagnose) -> None:
+    """Its kept mass differs from context to context: there is no top_p to bound."""
+    trainer = log_softmax(law(17))
+    least = np.sort(trainer, axis=1)[:, -10:-9]
+    engine = log_softmax(np.where(trainer >= least, trainer, -np.inf))
+    first = diagnosed(pair(engine, trainer, sampled(engine, 18)))[0]
+
+    assert first.cause == "truncation_not_mirrored"
+    assert "top_p_at_most" not in first.estimate
+
+
+def test_the_bound_of_top_p_holds_on_every_recorded_truncation(
+    traces: list[Case], diagnosed: Diagnose
+) -> None:
+    """Whole, in parts and without headers; there is none for top-k and min-p, whose top_p is 1."""
+    for case in (c for c in traces if c.causes[0] == "truncation_not_mirrored"):
+        truth = (case.batch.sampling or {}).get("top_p", 1.0)
+        parts = [part(case, tokens=2000, seed=s) for s in range(4)]
+        for one in (case, bare(case), *parts):
+            estimate = diagnosed(one.batch)[0].estimate
+            assert estimate.get("top_p_at_most", 1.0) >= truth, one.name
+
+
+@pytest.mark.parametrize("temperature", [0.8, 0.9, 0.95, 1.05, 1.1, 1.25])
+def test_divided_log_probs_are_told_from_a_lost_mass_and_measured(
+    temperature: float, diagnosed: Diagnose
+) -> None:
+    """q = p / T of a known law: the factor to half a percent, whichever side seems to lose mass."""
+    trainer = log_softmax(law(19))
+    first = diagnosed(pair(trainer / temperature, trainer, sampled(trainer, 20)))[0]
+
+    assert (first.cause, first.confidence > 0.9) == ("temperature_on_logprobs", True)
+    assert first.estimate["factor"] == pytest.approx(1.0 / temperature, rel=0.005)
+
+
+@pytest.mark.parametrize("name", ["healthy_bf16", "temperature_0.7_restored"])
+@pytest.mark.parametrize("temperature", [0.9, 0.95, 1.05, 1.1])
+def test_divided_log_probs_are_named_on_recorded_pairs(
+    temperature: float, name: str, diagnosed: Diagnose
+) -> None:
+    """2 000 tokens, without headers."""
+    fault = STRENGTHS[f"temperature_on_logprobs_{temperature:g}"]
+    for seed in range(3):
+        smaller = part(Case(name, (fault.cause,), recording(name), name), tokens=2000, seed=seed)
+        first = diagnosed(apply(fault, bare(smaller).batch, seed=seed))[0]
+        assert (first.cause, first.confidence > 0.9) == (fault.cause, True)
+        assert first.estimate["factor"] == pytest.approx(1.0 / temperature, rel=0.005)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.8, 0.95), (1.2, 0.9), (1.3, 0.9)])

@@ -27,6 +27,9 @@ LEAST_OFF = 0.7  # nats that the other side of a filled zero is from it; a certa
 NATURAL_GAPS = (0.1, 1.0)
 LEAST_REST = 300.0  # tokens of samples without a marker from which those are judged by themselves
 SCATTERED = 3  # at so many positions, with so many values on the other side
+# share of natural zeros that the other side is far from, at most: none in the labelled traces, but
+# where all are zeros they may be a greedy engine's, which is sure of what is not sure
+FAR_OF_ZEROS, FAR_OF_GREEDY = 0.001, 0.005
 FILLED_TOKENS = 32  # so many tokens in a row are not certain by chance
 
 
@@ -269,7 +272,8 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
     inside = view.total(f"fill_{side}_{other}") / n
     # 0 is what truncation to one token leaves, and its other side is then near 0 too; and where
     # much disagrees, natural zeros do as well. No other whole number comes up by chance.
-    natural = far * n < 3 or far < max(0.005, 3.0 * far_elsewhere)
+    usual = FAR_OF_ZEROS if n < 0.5 * view.tokens else FAR_OF_GREEDY
+    natural = far * n < 3 or far < max(usual, 2.0 * far_elsewhere)
     if spread > 1e-6 or (value == 0.0 and natural):
         return None
     outside = _other_mean(view, side, other, n)
