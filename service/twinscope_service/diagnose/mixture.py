@@ -11,7 +11,7 @@ from twinscope_service.measure.records import F64
 
 LEAST_GAP = {"mean": 0.9, "rms": 0.6}  # nats between the parts: 2.5 and 1.8 times as loud
 LEAST_SAMPLES = 3
-LEAST_MEAN_GAP = 0.25  # nats of the mean: a part, and not a single wild token in each
+IN_THE_MEAN = 0.3  # of the gap of the root mean square: a part, not one wild token in each sample
 BETWEEN = 0.8  # share of the variance that lies between the parts, at least
 
 
@@ -28,10 +28,14 @@ def loud_samples(view: View) -> Mask | None:
         edge = _cut(np.sort(level[usable]), LEAST_GAP[name])
         if edge is not None:
             loud: Mask = usable & (level > edge)
-            gap = view.noise_level[loud].mean() - view.noise_level[usable & ~loud].mean()
-            if gap >= LEAST_MEAN_GAP:
+            by_mean, by_level = (_gap(x, loud, usable) for x in (view.noise_level, level))
+            if by_mean >= IN_THE_MEAN * by_level:
                 return loud
     return None
+
+
+def _gap(level: F64, loud: Mask, usable: Mask) -> float:
+    return float(level[loud].mean() - level[usable & ~loud].mean())
 
 
 def _cut(x: F64, least_gap: float) -> float | None:
