@@ -40,6 +40,12 @@ def _first_number(variables: tuple[str, ...], environment: Mapping[str, str]) ->
     return None
 
 
+def identify_process(environment: Mapping[str, str]) -> dict[str, int]:
+    """What tells this process from the job's others: in its greeting and in every sign of life."""
+    rank = find_rank(environment)
+    return {"pid": os.getpid()} | ({} if rank is None else {"rank": rank})
+
+
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that this process has imported. Imports none."""
     found: dict[str, str] = {}
@@ -51,18 +57,17 @@ def library_versions() -> dict[str, str]:
 
 
 def describe_process(environment: Mapping[str, str], *, send_hostname: bool) -> dict[str, Any]:
-    """Fields of the heartbeat. The host name only where the user asked for it."""
+    """Fields of the greeting. The host name only where the user asked for it."""
     import twinscope
 
     facts: dict[str, Any] = {
+        **identify_process(environment),
         "twinscope": twinscope.__version__,
         "python": platform.python_version(),
         "platform": f"{sys.platform}-{platform.machine()}",
-        "pid": os.getpid(),
         "libraries": library_versions(),
     }
     for name, number in (
-        ("rank", find_rank(environment)),
         ("local_rank", _first_number(("LOCAL_RANK", "SLURM_LOCALID"), environment)),
         ("world_size", _first_number(WORLD_VARIABLES, environment)),
     ):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from twinscope.books import Count, Ledger, ProbeStats
 from twinscope.clock import Clock, SystemClock
 from twinscope.errors import WireError
-from twinscope.fingerprint import describe_process, find_rank
+from twinscope.fingerprint import describe_process, find_rank, identify_process
 from twinscope.gate import Gate, ask_gate
 from twinscope.guard import Guard
 from twinscope.items import Item, Part, late_event, message
@@ -137,6 +137,7 @@ class Probe:
         timeout_s: float | None = None,
         retry_s: float | None = None,
         exit_timeout_s: float | None = None,
+        heartbeat_s: float | None = None,
         ca_file: str | os.PathLike[str] | None = None,
         send_hostname: bool | None = None,
         raise_errors: bool | None = None,
@@ -172,6 +173,7 @@ class Probe:
             backoff=Backoff(),
             pool=self._pool,
             refuse=self._meter.refuse,
+            identity=functools.partial(identify_process, self._environment),
         )
         self._unwatch_exit = watch_exit(self._shipper)
         watch_fork(self._shipper)
@@ -395,10 +397,11 @@ class Probe:
     def _announce(self) -> None:
         """Tell the service that this process has a probe: 'no data' is not 'never loaded'."""
         self._announced = True
-        environment, settings = self._environment, self._settings
+        environment, settings, shipper = self._environment, self._settings, self._shipper
 
         def describe() -> dict[str, Any]:
-            return describe_process(environment, send_hostname=settings.send_hostname)
+            facts = describe_process(environment, send_hostname=settings.send_hostname)
+            return {**facts, **shipper.identify()}
 
         self._shipper.submit(late_event(settings.run, "probe_attached", describe))
 

@@ -44,8 +44,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("timeout_s", "TWINSCOPE_TIMEOUT_S", "seconds", 30.0, "one post, from connecting to the last byte of the answer"),  # noqa: E501
     Setting("retry_s", "TWINSCOPE_RETRY_S", "seconds", 600.0, "how long a post is tried again that is answered with an error (5xx), or not as TwinScope answers"),  # noqa: E501
     Setting("exit_timeout_s", "TWINSCOPE_EXIT_TIMEOUT_S", "seconds", 2.0, "longest wait for pending data when the interpreter exits"),  # noqa: E501
+    Setting("heartbeat_s", "TWINSCOPE_HEARTBEAT_S", "seconds", 60.0, "seconds between two signs of life of this process; 0: only the greeting at its start"),  # noqa: E501
     Setting("ca_file", "TWINSCOPE_CA_FILE", "pem", None, "PEM file of the authority that signed an https service's certificate"),  # noqa: E501
-    Setting("send_hostname", "TWINSCOPE_SEND_HOSTNAME", "flag", False, "1: the heartbeat carries the host name"),  # noqa: E501
+    Setting("send_hostname", "TWINSCOPE_SEND_HOSTNAME", "flag", False, "1: the greeting carries the host name"),  # noqa: E501
     Setting("raise_errors", "TWINSCOPE_RAISE", "flag", False, "1: the guard re-raises instead of counting; for tests of the probe, never in a run"),  # noqa: E501
 )  # fmt: skip
 
@@ -65,6 +66,7 @@ class ProbeSettings:
     timeout_s: float = 30.0
     retry_s: float = 600.0
     exit_timeout_s: float = 2.0
+    heartbeat_s: float = 60.0
     ca_file: str | None = None  # None: the system's authorities
     send_hostname: bool = False
     raise_errors: bool = False

@@ -21,7 +21,7 @@ from twinscope.buffer import Buffer
 from twinscope.clock import Clock, Pause
 from twinscope.errors import WireError
 from twinscope.guard import Guard
-from twinscope.items import Item, Message, late_event
+from twinscope.items import Item, Message, late_event, new_id
 from twinscope.lifecycle import watch_multiprocessing
 from twinscope.raw_call import RawCall
 from twinscope.settings import ProbeSettings
@@ -73,6 +73,7 @@ class Shipper:
         backoff: Backoff,
         pool: SlabPool,
         refuse: Callable[[str], None],
+        identity: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.buffer: Buffer[RawCall] = Buffer(settings.buffer_bytes)
         self._unpacker = Unpacker(
@@ -82,6 +83,7 @@ class Shipper:
         self._settings = settings
         self._guard = guard
         self._clock = clock
+        self._identity = identity
         self._make_sink = make_sink
         self._backoff = backoff
         self._closing = False
@@ -104,6 +106,9 @@ class Shipper:
         self._reported = Count()  # losses that the service knows of
         self._report_pause = Pause(self._clock)
         self._failing: tuple[str, float] | None = None  # batch id, since when it gets errors
+        self._process = new_id()  # of this process, among all of the job
+        self._beat = Pause(self._clock)  # until the next sign of life
+        self._beat.begin(self._settings.heartbeat_s)
 
     # ---- the host's side ----
 
@@ -240,6 +245,9 @@ class Shipper:
         if self._closing and (self.buffer.is_empty() or self._gave_up_closing()):
             self.buffer.abandon("shutdown")
             return False
+        if self._should_beat():
+            self._beat.begin(self._settings.heartbeat_s)
+            self._guard.run("heartbeat", None, self._send_beat)
         if self._should_spool():
             self._spool_oldest()
         elif self._pause.left() > 0:
@@ -247,7 +255,7 @@ class Shipper:
         else:
             item = self._next()
             if item is None:
-                self._wait(None)
+                self._wait_for_work()
             else:
                 self._settle(item, self._deliver(item))
         return True
@@ -263,13 +271,38 @@ class Shipper:
                 self._pause.end()
             self._nudged = False
 
-    def _wait(self, limit_s: float | None) -> None:
+    def _wait(self, limit_s: float) -> None:
         """Until something changes, at most `limit_s` seconds."""
         with self.buffer.changed:
-            idle = limit_s is None and not self._closing
-            if self._nudged or (idle and self.buffer.has_waiting()):
+            if not self._nudged:
+                self.buffer.changed.wait(limit_s)
+
+    def _wait_for_work(self) -> None:
+        """Until something changes, or the next sign of life is due."""
+        with self.buffer.changed:
+            if self._nudged or (not self._closing and self.buffer.has_waiting()):
                 return
-            self.buffer.changed.wait(limit_s)
+            beats = self._settings.heartbeat_s > 0 and not self._closing
+            self.buffer.changed.wait(self._beat.left() if beats else None)
+
+    def _should_beat(self) -> bool:
+        """Whether it is time, and the service is not known to be away."""
+        due = self._settings.heartbeat_s > 0 and self._beat.left() <= 0
+        return due and not self._closing and not self._backoff.failures
+
+    def _send_beat(self) -> None:
+        """This process lives. Not in the books, not tried again: the next one says the same."""
+        if self._sink is None:
+            self._sink = self._make_sink()
+        self._sink.send(late_event(self._settings.run, "probe_alive", self.identify).post())
+
+    def identify(self) -> dict[str, Any]:
+        """Who speaks, and how often it will be heard from."""
+        return {
+            "process": self._process,
+            "heartbeat_s": self._settings.heartbeat_s,
+            **self._identity(),
+        }
 
     def _gave_up_closing(self) -> bool:
         """Closing: no attempt is left that could succeed in time, and nowhere to put the rest."""
@@ -370,6 +403,7 @@ class Shipper:
         def books() -> dict[str, Any]:
             return self.buffer.read(
                 lambda ledger: {
+                    **self.identify(),
                     "captured": asdict(ledger.captured),
                     "dropped": {name: asdict(count) for name, count in ledger.dropped.items()},
                 }

@@ -14,6 +14,7 @@ from twinscope_service.join.tally import StepTally
 from twinscope_service.measure.engine import device_state
 from twinscope_service.measure.records import Summary
 from twinscope_service.opening import DataDir
+from twinscope_service.processes import Processes
 from twinscope_service.runstate import RunState
 from twinscope_service.stages import Meter, Stages
 from twinscope_service.stepview import view_step, with_scalars
@@ -46,6 +47,7 @@ class Reads:
         self._meter, self._tallies = Meter(clock), Tallies()
         self._unsaved: list[ClosedStep] = []  # closed, but the disk was full
         self._ready = False
+        self._processes = Processes()
 
     @property
     def database(self) -> SqliteStore:
@@ -66,6 +68,13 @@ class Reads:
         if seen is None:
             raise UnknownRun(run)
         return self._run_view(run, *seen)
+
+    def processes(self, run: str) -> list[dict[str, Any]]:
+        """The processes of a run that were heard from, by rank, plain JSON. Raises UnknownRun."""
+        self._require(run)
+        with self._lock:
+            found = self._processes.of(run)
+        return [heard.as_json(self._clock.time()) for heard in found]
 
     def steps(self, run: str, *, after: int | None = None, limit: int = 100) -> list[StepView]:
         """Closed and open steps in ascending order, at most `limit`, those beyond `after`."""

@@ -17,6 +17,7 @@ from twinscope_service.join.arriving import Arriving, prepare
 from twinscope_service.join.records import Outcome, Plan
 from twinscope_service.measure.engine import warm_up
 from twinscope_service.measure.records import Summary
+from twinscope_service.processes import BEAT, KINDS
 from twinscope_service.reads import Reads
 from twinscope_service.runstate import RunState
 from twinscope_service.store.base import RESTART, Retention, StoredBatch
@@ -73,8 +74,13 @@ class Upkeep(Reads):
 
     def event(self, run: str, *, step: int | None, kind: str, fields: Mapping[str, Any]) -> None:
         """Keep an event: evidence for later diagnoses. `restart` opens its step and later ones
-        again: the trainer went back to a checkpoint. `finished`: no more steps are expected."""
+        again: the trainer went back to a checkpoint. `finished`: no more steps are expected. A
+        probe's sign of life is not kept: it only says when its process was heard from."""
         with self._lock:
+            if kind in KINDS:
+                self._processes.hear(run, kind, fields, at=self._clock.time())
+            if kind == BEAT:
+                return
             state = self._book.wake(run)
             self._store.add_event(run, step=step, kind=kind, fields=fields, at=self._clock.time())
             if kind == RESTART and step is not None:

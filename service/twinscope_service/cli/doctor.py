@@ -19,6 +19,7 @@ from twinscope.hosts.known import HOST_VARIABLES, KNOWN, Known
 Mark = Literal["good", "note", "bad"]
 SIGNS: dict[Mark, str] = {"good": "ok", "note": "--", "bad": "!!"}
 EVENTS = 1000
+MOST_LOST = 5  # processes without a sign of life that are named
 # Framework -> the group of entry points it loads, and its variable that can leave some out.
 ENTRY_GROUPS = {
     "vLLM": ("vllm.general_plugins", "VLLM_PLUGINS"),
@@ -264,9 +265,29 @@ def _run_findings(url: str, token: str | None, name: str) -> list[Finding]:
             if isinstance(fields.get("not_seen"), list):
                 told += f"; this version does not tell {', '.join(map(str, fields['not_seen']))}"
             found.append(Finding("run", mark, told))
+    _, run = _ask(url, path, token)
+    found += process_findings((run or {}).get("processes") or [])
     _, steps = _ask(url, f"{path}/steps?limit=1", token)
     if not (steps or {}).get("steps"):
         found.append(Finding("run", "bad", "no step yet: one side, or both, have sent nothing"))
+    return found
+
+
+def process_findings(processes: list[dict[str, Any]]) -> list[Finding]:
+    """An idle process and a dead one: the former is still heard from, once a minute."""
+    alive = [process for process in processes if process["state"] == "alive"]
+    lost = [process for process in processes if process["state"] == "lost"]
+    found: list[Finding] = []
+    if alive:
+        latest = min(process["last_heard_s"] for process in alive)
+        text = f"{len(alive)} processes alive, last heard from {latest:.0f} s ago"
+        found.append(Finding("run", "good", text))
+    for process in sorted(lost, key=lambda process: process["last_heard_s"])[:MOST_LOST]:
+        rank = "" if process["rank"] is None else f" (rank {process['rank']})"
+        text = f"pid {process['pid']}{rank}: no sign of life for {process['last_heard_s']:.0f} s"
+        found.append(Finding("run", "note" if alive else "bad", text))
+    if len(lost) > MOST_LOST:
+        found.append(Finding("run", "note", f"and {len(lost) - MOST_LOST} more like these"))
     return found
 
 

@@ -162,6 +162,6 @@ def read_gate(request: Request, run: str) -> Answer:
 
 @router.get("/v1/runs/{run:path}", summary="One run")
 def read_run(request: Request, run: str) -> Answer:
-    """State of the run, with its last closed step."""
+    """State of the run, with its last closed step and when each of its processes was heard from."""
     pipeline, name = _open(request, run)
-    return Answer(_run_json(pipeline.run(name)))
+    return Answer({**_run_json(pipeline.run(name)), "processes": pipeline.processes(name)})
