@@ -142,6 +142,14 @@ def test_the_page_comes_out_of_the_image(stack: Stack) -> None:
             assert (path, answer.status) == (path, 200)
 
 
+def test_a_port_open_to_the_network_without_a_token_is_refused(stack: Stack) -> None:
+    """The container ends with status 2 and says what to set, before it listens."""
+    command = ["run", "--rm", "--no-deps", "-e", "TWINSCOPE_PUBLISHED=0.0.0.0", "twinscope"]
+
+    with pytest.raises(RuntimeError, match=r"(?s)status 2.*set TWINSCOPE_TOKEN"):
+        stack.compose(*command)
+
+
 def test_the_demo_profile_raises_its_alert(stack: Stack) -> None:
     """The drill in its own container reaches the service by name; exit status 0 says all held."""
     said = stack.compose("--profile", "demo", "run", "--rm", "--no-deps", "demo")
