@@ -155,7 +155,10 @@ def list_alerts(request: Request, run: str, limit: Limit = 100, after: AfterAler
 
 @router.get("/v1/runs/{run:path}/gate", summary="The verdict, for a trainer")
 def read_gate(request: Request, run: str) -> Answer:
-    """Verdict and reasons of the last closed step, and the suggested bounds of a token mask."""
+    """Verdict and reasons of the last closed step, and the suggested bounds of a token mask.
+
+    Alerts that still fire from earlier steps are among the reasons; the verdict is the step's own.
+    """
     pipeline, name = _open(request, run)
     return Answer(pipeline.gate(name).as_json())
 

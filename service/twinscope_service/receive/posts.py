@@ -117,7 +117,11 @@ async def post_scalars(request: Request) -> Answer:
     summary="Something that happened",
 )
 async def post_event(request: Request) -> Answer:
-    """weight_sync, cache_flush, restart, config_change, checkpoint ..."""
+    """weight_sync, cache_flush, restart, config_change, checkpoint ...
+
+    A `weight_sync` may carry `version` and a `digest` of the weights: two equal digests in a row
+    are told.
+    """
 
     def work(edge: Edge, post: EventPost) -> dict[str, Any]:
         edge.pipeline.event(post.run, step=post.step, kind=post.kind, fields=post.fields)
