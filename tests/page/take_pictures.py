@@ -12,19 +12,19 @@ from looking import Visit, fill
 from playwright.sync_api import Browser, sync_playwright
 from service_process import running_service
 
-WIDE, PHONE = (1280, 860), (390, 844)
+PHONE = (390, 844)
 # name -> view, window, colour scheme, what to scroll to
 PICTURES: dict[str, tuple[str, tuple[int, int], str, str]] = {
     "runs": ("#/", (1280, 420), "light", ""),
     "run": ("#/runs/demo", (1280, 1330), "light", ""),
-    "run-dark": ("#/runs/demo", WIDE, "dark", ""),
+    "run-dark": ("#/runs/demo", (1280, 1330), "dark", ""),
+    "phone": ("#/runs/demo", PHONE, "light", ""),
     "long-run": ("#/runs/long", (1280, 1230), "light", ""),
     "step": ("#/runs/demo/steps/39", (1280, 1000), "light", ""),
     "shapes": ("#/runs/demo/steps/39", (1280, 1060), "light", "main > section:has(.plotbox)"),
     "tokens": ("#/runs/demo/steps/39", (1280, 820), "light", "#s-token-heat-map"),
     "reference": ("#/runs/reference", (1280, 620), "light", "#s-policy-against-reference"),
     "compare": ("#/compare/demo/29/demo/39", (1280, 1000), "light", ""),
-    "phone": ("#/runs/demo", PHONE, "light", ""),
 }  # fmt: skip
 
 
