@@ -411,7 +411,7 @@ def _burst_runs(view: View) -> Claim | None:
     together = view.total("big_pair") / big
     share = big / view.tokens
     # whole samples of other tokens are no runs inside samples that agree elsewhere
-    inside = (view.column("big") > 0) & ~_other_tokens(view)
+    inside = (view.column("big") > 0) & ~other_tokens(view)
     ends_clean = _last_tokens_clean(view)
     if together < 0.5 or share > 0.4 or inside.sum() < 2 or not ends_clean:
         return None
@@ -428,7 +428,7 @@ def _burst_runs(view: View) -> Claim | None:
     )
 
 
-def _other_tokens(view: View) -> Mask:
+def other_tokens(view: View) -> Mask:
     """[S] is p of this sample that of a neighbouring token, or of another sample, throughout?"""
     best, known = view.attribute("best_lag")
     moved = known & fits_elsewhere(

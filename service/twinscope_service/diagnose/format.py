@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from twinscope_service.diagnose.alignment import nobody_sampled
+from twinscope_service.diagnose.alignment import nobody_sampled, other_tokens
 from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.context import JoinCounts
 from twinscope_service.diagnose.level import expected_floor
@@ -20,6 +20,7 @@ REPEATS = 6  # of one exact value among the worst tokens ...
 REPEATED_SHARE = 0.5  # ... and this share of them
 FEWEST_ZEROS = 4  # that lead the worst tokens, ...
 LEADING = 0.8  # ... being this share of the leading ones, ...
+MOST_FEW, LEAST_GAP = 0.03, 0.3  # share of few zeros; nats
 LOUDER = 2.0  # ... so many times as far off as what follows: a truncation's zeros are not
 LEAST_OFF = 0.7  # nats that the other side of a filled zero is from it; a certain token's is near 0
 # nats of a sample's zeros together up to which they are natural, as the other side is near 0 too:
@@ -274,6 +275,7 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
     # much disagrees, natural zeros do as well. No other whole number comes up by chance.
     usual = FAR_OF_ZEROS if n < 0.5 * view.tokens else FAR_OF_GREEDY
     natural = far * n < 3 or far < max(usual, 2.0 * far_elsewhere)
+    natural = natural and not _few_and_off(view, side, other)
     if spread > 1e-6 or (value == 0.0 and natural):
         return None
     outside = _other_mean(view, side, other, n)
@@ -297,6 +299,20 @@ def _fill(view: View, side: str, other: str) -> Claim | None:
         k3_after=None if touched is None else view.k3_of(~touched),
         touched=touched,
     )
+
+
+def _few_and_off(view: View, side: str, other: str) -> bool:
+    """A few zeros whose other side is far on average, at least three times as far as others are.
+
+    Natural ones are certain tokens, with no gap; or a truncation's single tokens, of which there
+    are many when their gap is large; or of a sample that was paired with other tokens.
+    """
+    own = ~other_tokens(view)
+    tokens, zeros = (float(view.column(name)[own].sum()) for name in ("n", f"zero_{side}"))
+    gap = -float(view.column(f"fill_{side}_{other}")[own].sum())
+    elsewhere = (float(view.column("abs")[own].sum()) - gap) / max(tokens - zeros, 1.0)
+    few = FEWEST_ZEROS <= zeros <= MOST_FEW * tokens
+    return few and gap / zeros > max(LEAST_GAP, 3.0 * elsewhere)
 
 
 def _at_edges(view: View) -> bool:
