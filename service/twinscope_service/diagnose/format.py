@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
 from twinscope_service.diagnose.alignment import nobody_sampled, other_tokens
 from twinscope_service.diagnose.claim import Claim, Diagnostic
 from twinscope_service.diagnose.context import JoinCounts
@@ -18,11 +16,8 @@ GRID_SHARE = (
 GRID_TOKENS = 20
 REPEATS = 6  # of one exact value among the worst tokens ...
 REPEATED_SHARE = 0.5  # ... and this share of them
-FEWEST_ZEROS = 4  # that lead the worst tokens, ...
-LEADING = 0.8  # ... being this share of the leading ones, ...
-MOST_FEW, LEAST_GAP = 0.03, 0.3  # share of few zeros; nats
-LOUDER = 2.0  # ... so many times as far off as what follows: a truncation's zeros are not
-LEAST_OFF = 0.7  # nats that the other side of a filled zero is from it; a certain token's is near 0
+# zeros that are few: so many, up to this share; the other side so many nats away on average
+FEWEST_ZEROS, MOST_FEW, LEAST_GAP = 4, 0.03, 0.3
 # nats of a sample's zeros together up to which they are natural, as the other side is near 0 too:
 # certain tokens; where those leave too little, what a truncation keeps alone as well
 NATURAL_GAPS = (0.1, 1.0)
@@ -128,44 +123,7 @@ def missing_value_sentinel(view: View) -> Claim | None:
     if (both := _both_filled(view)) is not None:
         return both
     fills = [c for c in (_fill(view, "q", "p"), _fill(view, "p", "q")) if c is not None]
-    if fills:
-        return max(fills, key=lambda c: c.strength)
-    leading = [c for c in (_leading_zeros(view, s) for s in ("rollout", "train")) if c is not None]
-    return max(leading, key=lambda c: c.strength) if leading else _repeated(view)
-
-
-def _leading_zeros(view: View, side: str) -> Claim | None:
-    """The few tokens that differ most are exact zeros of one side, and all others agree.
-
-    Certain tokens are exact zeros by nature, with the other side near 0; what a truncation to one
-    token leaves is as far off as its other tokens.
-    """
-    worst = view.summary.worst
-    if not view.whole or len(worst) < REPEATS:
-        return None
-    zero = np.array([(w.q if side == "rollout" else w.p) == 0.0 for w in worst])
-    size = np.array([-w.minus_abs for w in worst])
-    ahead = np.flatnonzero((np.cumsum(zero) >= LEADING * np.arange(1, len(zero) + 1)) & zero)
-    if not len(ahead):
-        return None
-    lead = zero & (np.arange(len(zero)) <= ahead[-1]) & (size > LEAST_OFF)
-    others = size[~zero].max(initial=0.0)
-    at_edges = _at_edges(view) or len({worst[i].position for i in np.flatnonzero(lead)}) < SCATTERED
-    if lead.sum() < FEWEST_ZEROS or np.median(size[lead]) < LOUDER * others or at_edges:
-        return None
-    return Claim(
-        cause="missing_value_sentinel",
-        kind="exact",
-        strength=min(1.0 + lead.sum() / 10.0, 3.0),
-        evidence=(
-            f"{int(lead.sum())} of the tokens that differ most have a {side} log-prob of exactly "
-            f"0 where the other side has {-size[lead].mean():.2f} on average; the tokens that are "
-            f"not 0 differ by {others:.2f} at most"
-        ),
-        estimate={"value": 0.0, "side": side, "tokens_at_least": int(lead.sum())},
-        k3_after=None,
-        touched=_with_fill(view, "q" if side == "rollout" else "p", 0.0),
-    )
+    return max(fills, key=lambda c: c.strength) if fills else _repeated(view)
 
 
 def _with_fill(view: View, side: str, value: float) -> Mask | None:
