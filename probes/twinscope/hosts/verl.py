@@ -124,17 +124,17 @@ class _Hook:
         self._need(trainer, OLD)
 
         def make_old(original: Callable[..., Any]) -> Callable[..., Any]:
-            def compute(trainer: Any, batch: Any) -> Any:
+            def compute(trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
                 self._look(self._driver.begin, trainer, batch)
-                answer = original(trainer, batch)
+                answer = original(trainer, batch, *args, **kwargs)
                 self._look(self._driver.computed, answer)
                 return answer
 
             return compute
 
         def make_ref(original: Callable[..., Any]) -> Callable[..., Any]:
-            def compute(trainer: Any, batch: Any) -> Any:
-                answer = original(trainer, batch)
+            def compute(trainer: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+                answer = original(trainer, batch, *args, **kwargs)
                 self._look(lambda: self._driver.complete(answer.batch))
                 return answer
 
@@ -176,9 +176,9 @@ class _Hook:
         """
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            def update_weights(trainer: Any) -> Any:
+            def update_weights(trainer: Any, *args: Any, **kwargs: Any) -> Any:
                 self._look(self._driver.synced, trainer)
-                return original(trainer)
+                return original(trainer, *args, **kwargs)
 
             return update_weights
 
