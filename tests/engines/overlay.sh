@@ -43,6 +43,7 @@ if [ -d "$folder/vllm" ]; then
     installed="$("$python" -c 'import importlib.util as u; print(u.find_spec("vllm").submodule_search_locations[0])')"
     rm -f "$folder"/vllm/*.so
     cp "$installed"/*.so "$folder/vllm/"
+    "$python" tests/engines/old_calls.py "$folder/vllm/_custom_ops.py"
   fi
   # What 0.33 needs beyond the installed one.
   "$python" -c 'import orjson' 2> /dev/null || pip install --target "$folder" orjson

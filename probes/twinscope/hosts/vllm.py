@@ -11,7 +11,7 @@
 What q means depends on the engine's `logprobs_mode`: vLLM's default `raw_logprobs` is
 log softmax(logits), without temperature, penalties or truncation; `processed_logprobs` is the
 density that was sampled. The mode travels in the fingerprint, values travel as they are. Written
-against vLLM 0.32 and 0.33; objects are read by attribute, vLLM is never imported.
+against vLLM 0.23 to 0.33; objects are read by attribute, vLLM is never imported.
 """
 
 from __future__ import annotations
