@@ -198,6 +198,18 @@ def test_an_engine_that_stopped_half_way_from_the_reference_is_stale_not_without
     assert (known.cause, known.estimate["version_lag"]) == ("stale_weights", 10.0)
 
 
+def test_a_loud_first_token_does_not_hide_that_all_others_are_old(healthy: Case) -> None:
+    """Five versions behind, off everywhere, and most at the first token: both are told."""
+    draft = Draft.of(healthy.batch, 3)
+    draft.disturb_train(np.where(draft.positions() == 0, 3.0, 0.5))
+    draft.arrays["rollout_version"] = np.full(draft.samples, 10, np.int64)
+    draft.arrays["train_version"] = np.full(draft.samples, 15, np.int64)
+    causes = diagnosed_with(draft.finish())
+
+    assert causes[0].cause == "stale_weights"
+    assert "boundary_token" in {cause.cause for cause in causes}
+
+
 def test_noise_that_two_comparisons_share_is_no_adapter(healthy: Case) -> None:
     """Before the first update: p's own noise is in q - p and in ref - p, at a healthy level."""
     draft = Draft.of(healthy.batch, 3)

@@ -485,6 +485,7 @@ def _edge(view: View, name: str) -> Claim | None:
         estimate={"position": name, "k3_at_position": round(float(k3[0] / n[0]), 4)},
         k3_after=float(others_k3),
         explains=explained(view, float(others_k3)),
+        hides=level_at(view, float(others_k3)) < 1.0,  # else the others have a fault of their own
     )
 
 
