@@ -46,7 +46,7 @@ function readdress(address) {
 }
 
 /** What tells that something is new without fetching it all. */
-export const stamp = (view) => `${view.closed_steps}/${view.open_steps.join()}/${view.last?.step}/${fiveMinutes()}`;
+export const stamp = (view) => `${view.closed_steps}/${view.open_steps.join()}/${view.last?.step}/${(view.processes ?? []).map(({ state }) => state[0]).join("")}/${fiveMinutes()}`;
 export const runStamp = async (run) => stamp(await api.run(run));
 
 function heading(view, run, { living, silenced, lead }) {
@@ -55,7 +55,20 @@ function heading(view, run, { living, silenced, lead }) {
     h("h1", {}, run, " ", verdict(view.last?.verdict ?? "unknown"), rise(view.last?.verdict, lead), silenced),
     h("p", { class: "quiet" }, `${count(view.closed_steps, "closed step")}, last data `, time(view.last_seen), living,
       view.open_steps.length ? [", open: ", openSteps(view, at)] : null,
-      view.waiting_samples ? `, waiting for their other side: ${count(view.waiting_samples, "sample")}` : null));
+      view.waiting_samples ? `, waiting for their other side: ${count(view.waiting_samples, "sample")}` : null),
+    heardFrom(view.processes ?? []));
+}
+
+/** Which processes still speak: an idle one does, once a minute; a dead one does not. */
+function heardFrom(processes) {
+  const [alive, lost] = ["alive", "lost"].map((state) => processes.filter((process) => process.state === state));
+  if (!alive.length && !lost.length) return null;
+  const latest = (list) => time(Math.max(...list.map((process) => process.last_heard_at)));
+  const who = lost.slice(0, 5).map(({ rank, pid }) => (rank === null ? `pid ${pid}` : `rank ${rank}`)).join(", ") + (lost.length > 5 ? " …" : "");
+  return h("p", { class: "quiet processes" },
+    alive.length ? [`${format(alive.length)} ${alive.length === 1 ? "process" : "processes"} alive, last heard from `, latest(alive)] : null,
+    alive.length && lost.length ? "; " : null,
+    lost.length ? [`${format(lost.length)} without a sign of life (${who}), last heard from `, latest(lost)] : null);
 }
 
 const openSteps = (view, at) => view.open_steps.slice(0, 5).map((step, i) => [i ? ", " : "", h("a", { href: at(step) }, `step ${step}`)]);
