@@ -85,7 +85,7 @@ def test_an_evaluation_of_a_small_folder_prints_its_tables(
     assert main(["--held-out", str(tmp_path), "--engine", "reference", "--fit", "--wrong"]) == 0
     printed = capsys.readouterr().out
     assert "| label | cases | right | said instead |" in printed
-    assert "| held out, identifiable | 6" in printed
+    assert "| held out, identifiable | 8" in printed
     assert "| 0 of 3 |" in printed  # whole and in two sizes: not accused
     assert "fitted on the cases seen: {}" in printed
     assert fit_curves([]) == {}

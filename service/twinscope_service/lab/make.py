@@ -37,10 +37,7 @@ HIDDEN = "sampling_not_as_reported"
 
 @dataclass(frozen=True)
 class Half:
-    """What distinguishes one half of the set. `laws`: name -> (law, causes).
-
-    `only`: the faults in weights and arithmetic that are made (None: all of lab.rescore's).
-    """
+    """What distinguishes one half of the set. `laws`: name -> (law, causes)."""
 
     seed: int
     strength: float  # of the faults in weights and arithmetic, relative to lab.rescore's
@@ -48,13 +45,7 @@ class Half:
     topics: tuple[str, ...]
     laws: Mapping[str, tuple[Law, tuple[str, ...]]]
     most_tokens: int = 96  # of a response
-    answers: int = 4  # to each topic
-    only: tuple[str, ...] | None = None
 
-
-# What long answers are for: rotary errors grow with position, wrong weights do not.
-GROWING = ("healthy", "rope_theta", "rope_low_precision", "stale_all", "stale_low_rank",
-           "partial_layer", "partial_late_layer")  # fmt: skip
 
 # fmt: off
 HALVES: dict[str, Half] = {
@@ -104,13 +95,6 @@ HALVES: dict[str, Half] = {
     ),
 }
 # fmt: on
-# By command only (half an hour of one core): what grows with position, and what does not.
-LONG_HALVES = {
-    f"{name}_long": replace(
-        half, seed=half.seed + 10, laws={}, most_tokens=384, answers=2, only=GROWING
-    )
-    for name, half in HALVES.items()
-}
 
 
 def find_model() -> Path | None:
@@ -138,7 +122,7 @@ def make(model: Path, folder: Path, half: Half) -> Iterator[str]:
 
 
 def _prompts(model: Path, half: Half) -> list[list[int]]:
-    """Rows of one topic are one prompt, as in a group of GRPO; one form each, chat template."""
+    """Four rows per topic, as a group of GRPO has them; one form per topic, chat template."""
     from transformers import AutoTokenizer
 
     gguf = model.suffix == ".gguf"
@@ -151,7 +135,7 @@ def _prompts(model: Path, half: Half) -> list[list[int]]:
         content = draw.choice(half.forms).format(topic)
         said = [{"role": "user", "content": content}]
         text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        rows += [tokenizer(text)["input_ids"]] * half.answers
+        rows += [tokenizer(text)["input_ids"]] * 4
     return rows
 
 
@@ -178,8 +162,6 @@ def labelled(
         yield name, half.laws[name][1], _paired(sampled[name], scored)
     few = take(plain, _some(len(prompts)))
     for name, case in cases(half.strength).items():
-        if half.only is not None and name not in half.only:
-            continue
         batch = rescore(trainer, few, case)
         if name == "healthy":
             floor = _k3(batch)
