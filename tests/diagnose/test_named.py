@@ -129,6 +129,17 @@ def test_a_constant_is_named_with_its_value_and_side(healthy: Case, diagnosed: D
     assert first.estimate["side"] == "rollout"
 
 
+@pytest.mark.parametrize("name", ["missing_value_constant", "missing_value_constant_train"])
+def test_a_constant_is_named_in_a_small_step_too(
+    name: str, healthy: Case, diagnosed: Diagnose
+) -> None:
+    """500 tokens, ten to fifteen of them the constant: it leads the list of the worst."""
+    for seed in range(4):
+        smaller = part(healthy, tokens=500, seed=seed).batch
+        first = diagnosed(apply(FAULTS[name], smaller, seed=seed))[0]
+        assert (first.cause, first.confidence > 0.9) == ("missing_value_sentinel", True)
+
+
 def test_one_exchanged_sample_of_twenty_is_not_blamed_on_the_weights(
     healthy: Case, diagnosed: Diagnose
 ) -> None:

@@ -14,8 +14,8 @@ GRID_SHARE = (
     0.99  # share of values on a coarse grid that chance cannot give (chance: 2^-9 and less)
 )
 GRID_TOKENS = 20
-REPEATS = 6  # of one exact value among the worst tokens ...
-REPEATED_SHARE = 0.5  # ... and this share of them
+REPEATS = 8  # of one exact value among the tokens that differ most ...
+REPEATED_SHARE = 0.5  # ... and this share of those at the head of the list
 # zeros that are few: so many, up to this share; the other side so many nats away on average
 FEWEST_ZEROS, MOST_FEW, LEAST_GAP = 4, 0.03, 0.3
 # nats of a sample's zeros together up to which they are natural, as the other side is near 0 too:
@@ -160,13 +160,24 @@ def _repeated(view: View) -> Claim | None:
     claims = []
     for side in ("rollout", "train"):
         mine = [w.q if side == "rollout" else w.p for w in worst]
-        value, count = Counter(mine).most_common(1)[0]
-        there = [w for w, own in zip(worst, mine, strict=True) if own == value]
+        value, _ = Counter(mine).most_common(1)[0]
+        ahead = _leading(mine, value)
+        there = [w for w, own in zip(worst[:ahead], mine, strict=False) if own == value]
         others = {w.p if side == "rollout" else w.q for w in there}
         scattered = min(len(others), len({w.position for w in there})) >= SCATTERED
-        if count >= max(REPEATS, REPEATED_SHARE * len(worst)) and scattered:
-            claims.append(_constant(side, value, count, len(worst)))
+        if len(there) >= REPEATS and scattered and value != 0.0:  # zeros: `_fill` has looked
+            claims.append(_constant(side, value, len(there), ahead))
     return max(claims, key=lambda c: c.strength) if claims else None
+
+
+def _leading(values: list[float], value: float) -> int:
+    """How many of the first `values` can be taken so that REPEATED_SHARE of them are `value`."""
+    count, ahead = 0, 0
+    for i, own in enumerate(values, 1):
+        count += own == value
+        if count >= REPEATED_SHARE * i:
+            ahead = i
+    return ahead
 
 
 def _constant(side: str, value: float, count: int, looked_at: int) -> Claim:
