@@ -19,7 +19,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "reward/avg_raw_reward",  # SkyRL
         "ppo_actor/task_reward/avg",  # AReaL
         "rollout/raw_reward",  # slime
-        "reward",  # OpenRLHF, NeMo-RL
+        "reward",  # OpenRLHF, NeMo-RL, TRL
     ),
     "grad_norm": (
         "actor/grad_norm",  # verl
@@ -30,7 +30,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "optim/grad_norm",  # prime-rl
         "trainer/grad_norm/mean",  # torchtitan
         "actor_grad_norm",  # OpenRLHF
-        "grad_norm",  # NeMo-RL
+        "grad_norm",  # NeMo-RL, TRL
     ),
     "entropy": (
         "actor/entropy",  # verl
@@ -41,6 +41,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "trainer/entropy/mean",  # torchtitan
         "entropy_loss",  # OpenRLHF: likewise
         "approx_entropy",  # NeMo-RL
+        "entropy",  # TRL
     ),
     "kl": (
         "actor/kl_loss",  # verl, ROLL
@@ -49,7 +50,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "policy/policy_kl",  # SkyRL
         "loss/avg_kl",  # SkyRL, with the penalty in the reward
         "train/kl_loss",  # slime
-        "kl",  # OpenRLHF
+        "kl",  # OpenRLHF, TRL
         "kl_penalty",  # NeMo-RL
     ),
     "kl_coef": (
@@ -66,6 +67,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "optim/lr",  # prime-rl
         "trainer/lr",  # torchtitan
         "actor_lr",  # OpenRLHF
+        "learning_rate",  # TRL
         "lr",  # NeMo-RL
     ),
     "loss": (
@@ -75,7 +77,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "train/loss",  # slime
         "loss/mean",  # prime-rl, torchtitan
         "policy_loss",  # OpenRLHF
-        "loss",  # NeMo-RL
+        "loss",  # NeMo-RL, TRL
     ),
 }
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from twinscope.errors import DidNotAttach
 from twinscope.hosts.attach import MARK, Attachment, Host, minors, wrap
 from twinscope.hosts.sampling import read_sampling
+from twinscope.hosts.scalars import read_scalars
 from twinscope.hosts.sides import choose, send
 from twinscope.hosts.vllm import read_model
 from twinscope.probe import Probe
@@ -27,7 +28,6 @@ __all__ = ["observe", "read_batch"]
 
 TRL = Host("trl", "TWINSCOPE_TRL", versions=minors(1, 7, 16))
 SEAM = "_generate_and_score_completions"
-SCALARS = ("reward", "grad_norm", "learning_rate", "kl", "entropy", "loss")
 WHY = {
     "sampling_per_token_logps": "the engine's log-probs are kept only with use_vllm=True",
     "old_per_token_logps": "computed only with use_vllm=True and "
@@ -169,7 +169,7 @@ class _Watch:
 
     def scalars(self, state: Any, logs: Mapping[str, Any]) -> None:
         """The main rank's numbers of the step that was just made."""
-        values = {name: logs[name] for name in SCALARS if isinstance(logs.get(name), (int, float))}
+        values = read_scalars(logs)
         if values and state.is_world_process_zero and state.global_step > 0:
             self._attachment.probe().scalar(step=state.global_step - 1, values=values)
 

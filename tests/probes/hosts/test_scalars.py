@@ -39,6 +39,11 @@ LOGGED: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
          "approx_entropy": 0.7},
         {"reward": 0.5, "grad_norm": 0.25, "entropy": 0.7},
     ),
+    "TRL": (
+        {"reward": 0.5, "grad_norm": 0.25, "learning_rate": 1e-6, "kl": 0.01, "entropy": 0.7,
+         "loss": -0.1, "num_tokens": 900.0},
+        {"reward": 0.5, "grad_norm": 0.25, "lr": 1e-6, "kl": 0.01, "entropy": 0.7, "loss": -0.1},
+    ),
     "slime": (
         {"train/grad_norm": torch.tensor(0.25), "train/lr-pg_0": 1e-6, "train/step": 7,
          "train/critic-grad_norm": 9.0},
