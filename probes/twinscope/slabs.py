@@ -1,7 +1,7 @@
 """Warm memory for captured tensors.
 
 A fresh 64 MB allocation costs its page faults again on every step, several times the copy itself.
-Slabs are byte arrays that return to the pool when the last batch that uses them is gone.
+Slabs are bytes that return to the pool when the last batch that uses them is gone.
 
 Whoever holds a view of a slab must also hold the slab (a `Block` does), or the bytes will change
 under the view when the slab is used again.
@@ -9,17 +9,20 @@ under the view when the slab is used again.
 
 from __future__ import annotations
 
+import sys
 import threading
 
 SMALLEST = 64 << 10  # smaller allocations come from the allocator's own warm arenas
+HUGE = 4 << 20  # from here on numpy asks for huge pages, which a copy fills sooner
+Memory = bytearray | memoryview
 
 
 class Slab:
-    """One byte array, on loan from a pool."""
+    """Bytes, on loan from a pool."""
 
     __slots__ = ("_pool", "data")
 
-    def __init__(self, pool: SlabPool, data: bytearray) -> None:
+    def __init__(self, pool: SlabPool, data: Memory) -> None:
         self._pool = pool
         self.data = data
 
@@ -32,7 +35,7 @@ class Slab:
 
 
 class SlabPool:
-    """Free byte arrays, at most `limit_bytes` of them. Never waits for its lock.
+    """Free bytes, at most `limit_bytes` of them. Never waits for its lock.
 
     `give_back` runs from `__del__`, which can interrupt any code of this thread, even `take`: a
     lock that is not free means 'allocate afresh' or 'let it go', never 'wait'.
@@ -44,7 +47,7 @@ class SlabPool:
 
     def _start_empty(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[bytearray] = []
+        self._free: list[Memory] = []
         self._free_bytes = 0
 
     def take(self, size: int) -> Slab:
@@ -55,17 +58,17 @@ class SlabPool:
                 found = self._pick(size)
             finally:
                 self._lock.release()
-        return Slab(self, found if found is not None else bytearray(round_up(size)))
+        return Slab(self, found if found is not None else allocate(round_up(size)))
 
-    def _pick(self, size: int) -> bytearray | None:
-        """A free array that fits and wastes at most a quarter."""
+    def _pick(self, size: int) -> Memory | None:
+        """Free bytes that fit and waste at most a quarter."""
         for index, data in enumerate(self._free):
             if size <= len(data) <= size + size // 4:
                 self._free_bytes -= len(data)
                 return self._free.pop(index)
         return None
 
-    def give_back(self, data: bytearray) -> None:
+    def give_back(self, data: Memory) -> None:
         """Keep `data` for later if there is room."""
         if len(data) < SMALLEST or not self._lock.acquire(blocking=False):
             return
@@ -79,6 +82,14 @@ class SlabPool:
     def forget_after_fork(self) -> None:
         """In the child: a fresh lock, since another thread may have held the old one."""
         self._start_empty()
+
+
+def allocate(size: int) -> Memory:
+    """Fresh bytes; on huge pages where numpy is loaded and the system has them."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or size < HUGE:
+        return bytearray(size)
+    return memoryview(numpy.empty(size, numpy.uint8))
 
 
 def round_up(size: int) -> int:
