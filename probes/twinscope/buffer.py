@@ -163,6 +163,11 @@ class Buffer(Generic[R]):
             if self._taken is not None:
                 self._settle(self._taken, reason)
                 self._taken = None
+            self.abandon_waiting(reason)
+
+    def abandon_waiting(self, reason: str) -> None:
+        """Drop what waits; what another thread has on its way is that thread's to settle."""
+        with self.changed:
             while self._waiting:
                 self._settle(self._waiting.popleft(), reason)
             self.changed.notify_all()

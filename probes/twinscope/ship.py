@@ -243,7 +243,7 @@ class Shipper:
         self._unpacker.unpack_waiting()
         self._open_spool()
         if self._closing and (self.buffer.is_empty() or self._gave_up_closing()):
-            self.buffer.abandon("shutdown")
+            self.buffer.abandon_waiting("shutdown")  # one may be in close(), on its way to disk
             return False
         if self._should_beat():
             self._beat.begin(self._settings.heartbeat_s)

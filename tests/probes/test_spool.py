@@ -21,8 +21,12 @@ from waiting import eventually
 from twinscope import Probe
 from twinscope.books import Count
 from twinscope.clock import SystemClock
+from twinscope.guard import Guard
 from twinscope.items import Message, Post, message, new_id
+from twinscope.settings import resolve_settings
+from twinscope.ship import Backoff, Shipper
 from twinscope.sink import Answer
+from twinscope.slabs import SlabPool
 from twinscope.spool import Spool
 from twinscope.testing import InMemorySink, SinkServer
 from twinscope.wire import read_trace
@@ -100,6 +104,26 @@ def test_a_hanging_service_at_the_end_costs_no_spooled_data(tmp_path: Path) -> N
     assert stats.spooled.batches == 5
     assert not stats.dropped
     assert [read_trace(path).step for path in _files(tmp_path)] == list(range(5))
+
+
+def test_what_the_host_s_thread_writes_at_the_end_is_not_given_up_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """A slow disk: close() writes the last item itself, and the sending thread ends before that."""
+    shipper = Shipper(
+        resolve_settings({"url": "http://127.0.0.1:1", "spool_dir": tmp_path}, {}),
+        guard=Guard(raise_errors=True), clock=SystemClock(), make_sink=InMemorySink,
+        backoff=Backoff(), pool=SlabPool(0), refuse=lambda _: None, identity=dict,
+    )  # fmt: skip
+    shipper.buffer.put(message("/v1/events", {}))
+    shipper.close_soon(0.0)
+    shipper._last_try = True
+    item = shipper.buffer.steal()
+    assert item is not None
+
+    assert shipper._turn() is False  # the sending thread's last
+    assert shipper.buffer.settle(item, "spooled")
+    assert shipper.buffer.read(lambda ledger: ledger.dropped) == {}
 
 
 def test_a_killed_process_leaves_whole_files_to_its_heir(tmp_path: Path) -> None:
