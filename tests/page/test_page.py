@@ -295,8 +295,7 @@ def test_keys_pressed_faster_than_views_load_are_all_answered(visit: Visit) -> N
         visit.page.keyboard.press(key)
 
     visit.page.wait_for_url("**steps/18")
-    visit.page.wait_for_selector("main:not([aria-busy]) h1")
-    assert "18" in visit.page.locator("h1").inner_text()
+    visit.page.locator("main:not([aria-busy]) h1", has_text="Step 18").wait_for()
 
 
 def test_markup_of_strangers_is_shown_as_text(visit: Visit) -> None:
