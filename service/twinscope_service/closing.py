@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 from twinscope_service.detect.bands import Judgement
 from twinscope_service.detect.versions import Sync, Weights, same_sync, standing_still
 from twinscope_service.diagnose.cause import Cause
+from twinscope_service.diagnose.context import Event
 from twinscope_service.join.records import Closing
 from twinscope_service.join.tally import StepTally
 from twinscope_service.measure.merge import without_rows
@@ -62,6 +63,7 @@ def conclude(
     metrics: Metrics = {}
     judgement, findings = Judgement("unknown"), Findings()
     pooled, more = state.pool(summary, least=stages.bands.min_tokens)
+    events = cache(lambda: events_of(store.events(state.run, limit=EVENTS)))
     with meter.survive("judge", crashed=crashed):
         metrics = stages.derive(summary)
         facts = step_facts(opened, leaving.tally, summary, before=tuple(state.disputed))
@@ -69,7 +71,9 @@ def conclude(
         judgement = _with_pool(
             stages.judge(pooled, of_all, facts=facts, bands=stages.bands), summary, more
         )
-        judgement = _with_versions(judgement, state, opened, summary, store)
+        judgement = _with_versions(
+            judgement, state, opened, events=events, summary=summary, store=store
+        )
     view = replace(
         view_step(opened, leaving.tally, summary, metrics=metrics, judgement=judgement),
         state="closed",
@@ -89,7 +93,7 @@ def conclude(
                 evicted=view.evicted,
                 waiting=Counter(leaving.closing.evicted) + state.join.without_step(),
             ),
-            events=events_of(store.events(state.run, limit=EVENTS)),
+            events=events(),
         )
         causes = stages.diagnose(pooled, context=context, history=state.history())
         if pooled.coverage[COUNTED] < stages.bands.min_tokens:
@@ -107,13 +111,13 @@ def _with_pool(judgement: Judgement, summary: Summary, more: int) -> Judgement:
 
 
 def _with_versions(
-    judgement: Judgement, state: RunState, opened: OpenStep, summary: Summary, store: Store
-) -> Judgement:
+    judgement: Judgement, state: RunState, opened: OpenStep, *,
+    events: Callable[[], Sequence[Event]], summary: Summary, store: Store,
+) -> Judgement:  # fmt: skip
     """The verdict with a word on weights that seem to stand still; it stays what it is."""
     now = Weights(opened.step, newest(summary, "train_version"))
     known = (*(Weights(point.step, point.train_version) for point in state.points), now)
-    syncs = [Sync(step, fields) for step, kind, fields in store.events(state.run, limit=EVENTS)
-             if kind == "weight_sync"]  # fmt: skip
+    syncs = [Sync(e.step, e.fields) for e in events() if e.kind == "weight_sync"]
     words = standing_still(known, scalars=partial(store.scalars, state.run))
     more = [word for word in (words, same_sync(syncs, step=opened.step)) if word is not None]
     return replace(judgement, reasons=(*judgement.reasons, *more))

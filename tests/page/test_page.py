@@ -296,6 +296,7 @@ def test_keys_pressed_faster_than_views_load_are_all_answered(visit: Visit) -> N
 
     visit.page.wait_for_url("**steps/18")
     visit.page.locator("main:not([aria-busy]) h1", has_text="Step 18").wait_for()
+    assert "18" in visit.page.locator("h1").inner_text()
 
 
 def test_markup_of_strangers_is_shown_as_text(visit: Visit) -> None:

@@ -5,27 +5,13 @@ from __future__ import annotations
 import os
 
 import pytest
+from moving_clock import MovingClock
 from waiting import eventually
 
 from twinscope import Probe
 from twinscope.answers import Answer
 from twinscope.items import Post
 from twinscope.testing import ACCEPTED, InMemorySink
-
-
-class MovingClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self.now
-
-    def wall(self) -> float:
-        """The same."""
-        return self.now
 
 
 def _look_again(probe: Probe) -> None:

@@ -19,6 +19,7 @@ from faulty_services import (
     reset,
     talk_nonsense,
 )
+from moving_clock import MovingClock
 from waiting import eventually
 
 from twinscope import Probe
@@ -473,22 +474,9 @@ def test_retry_after_holds_back_even_a_flush() -> None:
     assert len(seen) == 1
 
 
-class JumpingClock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1e6
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-
 def test_a_clock_that_goes_back_cannot_silence_the_probe() -> None:
     """A pause is a length: set back by a year, it lasts no longer than asked for."""
-    clock = JumpingClock()
+    clock = MovingClock()
     pause = Pause(clock)
     pause.begin(5.0)
     clock.now += 3
@@ -507,7 +495,7 @@ def test_a_clock_that_goes_back_cannot_silence_the_probe() -> None:
 @pytest.mark.parametrize("jump", [-1e9, 1e9])
 def test_a_probe_works_while_the_clock_jumps(jump: float) -> None:
     """Backwards in the middle of an outage, and forwards."""
-    clock = JumpingClock()
+    clock = MovingClock()
     calls: list[int] = []
 
     def answer(post: Post) -> Answer:

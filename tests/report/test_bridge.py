@@ -36,6 +36,16 @@ def test_tensorboard_reads_the_numbers_of_the_api(
     assert "twinscope/cause/temperature_not_restored" in events.Tags()["scalars"]
 
 
+def _bridge_offline(
+    service: ServiceProcess, folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> None:
+    """The command with the real package, offline, in a process of its own."""
+    for name, value in (("MODE", "offline"), ("DIR", str(folder)), ("SILENT", "true")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    command = ["bridge", "demo", "--wandb", "my-project", "--url", service.url, *more]
+    subprocess.run([sys.executable, "-m", "twinscope_service", *command], check=True)
+
+
 def test_wandb_writes_the_numbers_of_the_api_to_its_own_file(
     service: ServiceProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,10 +53,7 @@ def test_wandb_writes_the_numbers_of_the_api_to_its_own_file(
     pytest.importorskip("wandb")
     from wandb_file import read_records
 
-    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    command = ["bridge", "demo", "--wandb", "my-project", "--url", service.url]
-    subprocess.run([sys.executable, "-m", "twinscope_service", *command], check=True)
+    _bridge_offline(service, tmp_path, monkeypatch)
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     records = read_records(path)
     rows = [
@@ -75,14 +82,11 @@ def test_wandb_goes_on_with_the_run_of_the_trainer(
     pytest.importorskip("wandb")
     from wandb_file import read_records
 
-    for name, value in (("MODE", "offline"), ("DIR", str(tmp_path)), ("SILENT", "true")):
-        monkeypatch.setenv(f"WANDB_{name}", value)
-    command = ["bridge", "demo", "--wandb", "my-project", "--url", service.url]
     if by == "--id":
-        command += ["--id", "trainers1"]
+        _bridge_offline(service, tmp_path, monkeypatch, "--id", "trainers1")
     else:
         monkeypatch.setenv("WANDB_RUN_ID", "trainers1")
-    subprocess.run([sys.executable, "-m", "twinscope_service", *command], check=True)
+        _bridge_offline(service, tmp_path, monkeypatch)
     (path,) = tmp_path.glob("wandb/offline-run-*-trainers1/run-trainers1.wandb")
     records = read_records(path)
     (run,) = (record.run for record in records if record.HasField("run"))

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from recorded import paired_batch, recorded
 from released import empty_packages, stand_in, unpacked
 
 from twinscope import Probe
-from twinscope.hosts import attach, openrlhf, sglang_plugin, skyrl, torchtitan
+from twinscope.hosts import openrlhf, sglang_plugin, skyrl, torchtitan
 from twinscope.testing import InMemorySink
 
 torch = pytest.importorskip("torch")
@@ -26,31 +27,9 @@ def sink(monkeypatch: pytest.MonkeyPatch, closing: list[Probe]) -> Iterator[InMe
     """Where the probes that hooks make for themselves send to."""
     sink = InMemorySink()
 
-    class Recorded(attach.Attachment):
-        def __init__(self, host: attach.Host, **_: Any) -> None:
-            super().__init__(host, make_probe=self._make)
-
-        def _make(self) -> Probe:
-            closing.append(Probe(sink=sink))
-            return closing[-1]
-
     for module in (skyrl, sglang_plugin, torchtitan):
-        monkeypatch.setattr(module, "Attachment", Recorded)
+        monkeypatch.setattr(module, "Attachment", recorded(sink, closing))
     return sink
-
-
-def _batch() -> dict[str, Any]:
-    """[2,4] responses, right-padded; the second has a tool token in the middle."""
-    generator = torch.Generator().manual_seed(1)
-    q = -torch.rand(2, 4, generator=generator)
-    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1]])
-    return {
-        "rollout_log_probs": q * (mask != 0),
-        "old_log_probs": q + 0.01 * torch.randn(2, 4, generator=generator),
-        "response_mask": mask,
-        "responses": torch.arange(8).view(2, 4),
-        "entropy": torch.rand(2, 4, generator=generator),
-    }
 
 
 def test_skyrl_calls_our_callback_with_its_own_classes(
@@ -63,7 +42,7 @@ def test_skyrl_calls_our_callback_with_its_own_classes(
         assert isinstance(callback, real.TrainingCallback)
         names = inspect.signature(real.TrainingCallback.on_step_end).parameters
         assert list(names) == ["self", "trainer", "callback_input", "control"]
-        source = _batch()
+        source = paired_batch()
         batch = {
             "sequences": torch.cat([torch.full((2, 3), 9), source["responses"]], 1),
             "response_mask": source["response_mask"], "loss_mask": source["response_mask"],
@@ -144,7 +123,7 @@ def test_openrlhf_experience_is_read_as_it_is() -> None:
     with empty_packages("openrlhf", "trainer", "trainer.ppo_utils", "utils"):
         stand_in("openrlhf.utils.utils", zero_pad_sequences=None)
         real = importlib.import_module("openrlhf.trainer.ppo_utils.experience")
-        source = _batch()
+        source = paired_batch()
         experience = real.Experience(
             sequences=torch.tensor([[7, 0, 1, 2, 3], [7, 4, 5, 6, 7]]),
             action_mask=source["response_mask"].bool(),

@@ -8,12 +8,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from recorded import paired_batch, recorded
 from released import ASKED, WHEELS, empty_packages, stand_in, unpacked
 
 from twinscope import Probe
@@ -131,30 +132,16 @@ def sink(monkeypatch: pytest.MonkeyPatch, closing: list[Probe]) -> Iterator[InMe
     """Where the hook's probe sends to; the hook is switched on."""
     sink = InMemorySink()
 
-    class Recorded(attach.Attachment):
-        def __init__(self, host: attach.Host, **_: Any) -> None:
-            super().__init__(host, make_probe=self._make)
-
-        def _make(self) -> Probe:
-            closing.append(Probe(sink=sink))
-            return closing[-1]
-
-    monkeypatch.setattr(verl, "Attachment", Recorded)
+    monkeypatch.setattr(verl, "Attachment", recorded(sink, closing))
     monkeypatch.setenv("TWINSCOPE_VERL", "1")
     return sink
 
 
 def _batch() -> dict[str, Any]:
-    """[2,4] responses, right-padded; the second has a tool token in the middle."""
-    generator = torch.Generator().manual_seed(1)
-    q = -torch.rand(2, 4, generator=generator)
-    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1]])
-    return {
-        "rollout_log_probs": q * (mask != 0),
-        "old_log_probs": q + 0.01 * torch.randn(2, 4, generator=generator),
-        "response_mask": mask,
-        "responses": torch.arange(8).view(2, 4),
-    }
+    """Without the entropy, which verl drops before it compares."""
+    batch = paired_batch()
+    del batch["entropy"]
+    return batch
 
 
 def _data(**columns: Any) -> Any:
@@ -182,15 +169,22 @@ def _compare(trainer: Any, data: Any) -> Any:
 LEVELS = ("utils", "utils.debug", "trainer", "trainer.ppo", "trainer.ppo.v1")
 
 
-def test_the_pair_is_what_verls_own_function_compares(
-    sink: InMemorySink, closing: list[Probe]
-) -> None:
-    """The real calculate_debug_metrics, wrapped at import: same tokens, same mean, same result."""
+@contextlib.contextmanager
+def _hooked_trainers() -> Iterator[Callable[[], Any]]:
+    """Makes trainers of a module that the hook has wrapped at import."""
     with empty_packages("verl", *LEVELS, __version__="0.9.1"):
         stand_in("verl.protocol", DataProto=object)
         module = stand_in("verl.trainer.ppo.ray_trainer", RayPPOTrainer=type("T", (_Trainer,), {}))
         verl.register()
-        trainer = module.RayPPOTrainer()
+        yield module.RayPPOTrainer
+
+
+def test_the_pair_is_what_verls_own_function_compares(
+    sink: InMemorySink, closing: list[Probe]
+) -> None:
+    """The real calculate_debug_metrics, wrapped at import: same tokens, same mean, same result."""
+    with _hooked_trainers() as make:
+        trainer = make()
         trainer.global_steps = 12
         answer = _compare(trainer, _data())
 
@@ -216,12 +210,9 @@ def test_a_trainer_that_counts_no_steps_is_refused_and_not_taken_for_step_0(
     sink: InMemorySink, closing: list[Probe]
 ) -> None:
     """Nothing is sent; the run's history says why, once."""
-    with empty_packages("verl", *LEVELS, __version__="0.9.1"):
-        stand_in("verl.protocol", DataProto=object)
-        module = stand_in("verl.trainer.ppo.ray_trainer", RayPPOTrainer=type("T", (_Trainer,), {}))
-        verl.register()
+    with _hooked_trainers() as make:
         for _ in range(3):
-            _compare(module.RayPPOTrainer(), _data())
+            _compare(make(), _data())
 
     assert closing[0].flush(10)
     assert sink.batches() == []
