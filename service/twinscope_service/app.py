@@ -15,7 +15,7 @@ from anyio import to_thread
 from fastapi import FastAPI
 
 from twinscope.errors import ConfigError
-from twinscope_service.alert.sender import Alerting, plan_alerts
+from twinscope_service.alert.sender import Alerting, AlertPlan, plan_alerts
 from twinscope_service.clock import SystemClock
 from twinscope_service.config import Settings
 from twinscope_service.expose import page, reads, surface
@@ -41,8 +41,7 @@ def build_app(settings: Settings, *, opened: Pipeline | None = None) -> FastAPI:
     """The application. It opens the data directory when it starts, unless the pipeline is `opened`
     already, and releases it when it stops."""
     traffic = Traffic()
-    plan = plan_alerts(settings)  # nonsense is refused before anything starts
-    build_detect_options(settings)
+    plan = _check(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -86,6 +85,12 @@ def build_app(settings: Settings, *, opened: Pipeline | None = None) -> FastAPI:
     return app
 
 
+def _check(settings: Settings) -> AlertPlan:
+    """Refuse nonsense before anything is opened. Raises ConfigError."""
+    build_detect_options(settings)
+    return plan_alerts(settings)
+
+
 async def _tick_forever(part: Pipeline | Alerting) -> None:
     """What happens without a request, once a second. A failure is logged, never the end."""
     while True:
@@ -119,6 +124,7 @@ def serve(settings: Settings) -> None:
     """Serve until interrupted. Raises ConfigError or StoreError where it cannot even start."""
     keep_freed_memory()
     _require_token(settings)
+    _check(settings)
     with _listening(settings.host, settings.port) as listening:
         server = build_server(settings, opened=open_pipeline(settings))
         logger.info("listening on http://%s:%d", settings.host, listening.getsockname()[1])

@@ -86,7 +86,7 @@ class Settings(BaseSettings):
 
     alert_targets: list[dict[str, Any]] = Field(default_factory=list, repr=False, description="Who is told of alerts: tables with name, type (webhook, alertmanager, apprise) and url; see docs/alerts.md (JSON in the environment).")
     alert_silences: list[dict[str, Any]] = Field(default_factory=list, description="When nobody is told: tables with runs, kinds and either start and end or daily; see docs/alerts.md (JSON in the environment).")
-    alert_repeat_s: float = Field(default=4 * 3600.0, ge=60, description="A firing alert is told again after this time, seconds.")
+    alert_repeat_s: float = Field(default=4 * 3600.0, ge=60, le=366 * 86400.0, description="A firing alert is told again after this time, seconds.")
     external_url: str = Field(default="", description="Address of this service in links of alerts. Unset: http://host:port.")
     runbook_url: str = Field(default="", description="Where the runbooks are, in links of alerts: a copy of docs/ with runbooks/ and causes/. Unset: the service's own pages.")
     # fmt: on
@@ -166,5 +166,16 @@ def _explain(error: ValidationError) -> str:
             continue
         secret = name in ("token", "run_tokens", "alert_targets")
         value = "(not shown)" if secret or name == "settings" else repr(problem["input"])[:120]
-        lines.append(f"{name} ({ENV_PREFIX}{name.upper()}): got {value}; {problem['msg']}")
+        said = f"got {value}; {problem['msg']}{_meaning(name)}"
+        lines.append(f"{name} ({ENV_PREFIX}{name.upper()}): {said}")
     return "unusable settings:\n  " + "\n  ".join(lines)
+
+
+def _meaning(name: str) -> str:
+    """What a setting is for and what it is if unset, for whoever must correct it."""
+    field = Settings.model_fields.get(name)
+    if field is None:
+        return ""
+    plain = isinstance(field.default, str | int | float) and field.default != ""
+    default = f"default {field.default}: " if plain else ""
+    return f" ({default}{field.description})"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 
 from twinscope_service.alert.sender import Alerting, plan_alerts
 from twinscope_service.alert.signature import verify
+from twinscope_service.alert.text import Noticed
 from twinscope_service.config import load_settings
 
 from .conftest import TEMPERATURE, Desk, alert
@@ -89,6 +91,50 @@ def test_a_target_that_fails_for_long_and_recovers_gets_everything_in_order(desk
     assert receiver.told() == expected
     assert senders.outcomes["ops", "failed"] == 20
     assert senders.pending() == {"ops": 0}
+
+
+def test_a_target_may_have_a_name_in_any_script(desk: Desk) -> None:
+    """Headers take ASCII only: the delivery id is percent-encoded."""
+    desk = Desk(desk.path.with_name("named.sqlite"), ["运维"])
+    with receiving() as receiver:
+        desk.say(alert())
+        senders = alerting(desk, targets_of(receiver, name="运维"))
+        receiver.wait_for(lambda: len(receiver.accepted) == 1)
+        senders.close()
+    desk.store.close()
+    assert receiver.accepted[0].headers["X-TwinScope-Delivery"] == "%E8%BF%90%E7%BB%B4-1"
+
+
+class Stumbling:
+    """A library that raises something of its own twice, then delivers."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] = []
+        self.told = threading.Event()
+
+    def __call__(self, group: Sequence[Noticed], delivery: str, now: float) -> None:
+        self.tried.append(delivery)
+        if len(self.tried) < 3:
+            raise TypeError("not expected by anybody")
+        self.told.set()
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_a_sender(desk: Desk) -> None:
+    """The alert is tried again, and what comes after it is sent too."""
+    deliver = Stumbling()
+    target = {"name": "ops", "type": "webhook", "url": "http://127.0.0.1:9/", **FAST}
+    plan = plan_alerts(load_settings(alert_targets=[target]))
+    senders = Alerting(replace(plan, deliveries=(deliver,)), desk.store, clock=desk.clock)
+    desk.say(alert())
+    senders.start()
+    assert deliver.told.wait(60)
+    senders.close()
+    assert deliver.tried == ["ops-1"] * 3
+    assert senders.outcomes["ops", "failed"] == 2
+    assert senders.outcomes["ops", "delivered"] == 1
 
 
 def test_a_target_that_refuses_connections_is_tried_until_it_listens(desk: Desk) -> None:

@@ -29,6 +29,15 @@ GOOD = {"name": "ops", "type": "webhook", "url": "https://hooks.example/x"}
         ({**GOOD, "provisional": "no"}, r"alert_targets\[0\].provisional: got 'no'"),
         ({**GOOD, "colour": "red"}, r"alert_targets\[0\].colour: got 'red'; no such key; known:"),
         ({**GOOD, "secret": 5}, r"alert_targets\[0\].secret: got \(not shown\); give a string"),
+        ({**GOOD, "kinds": 5}, r"alert_targets\[0\].kinds: got 5; give a list; use some of"),
+        ({**GOOD, "kinds": "spike"}, r"alert_targets\[0\].kinds: got 'spike'; give a list"),
+        ({**GOOD, "kinds": []}, r"alert_targets\[0\].kinds: got \[\]; give a list"),
+        ({**GOOD, "url": "http://[::1/"}, r"alert_targets\[0\].url: got 'http://\[::1/'; give an"),
+        ({**GOOD, "url": "http://a:99999/"}, r"alert_targets\[0\].url: got 'http://a:99999/'"),
+        ({**GOOD, "url": "http://a b/"}, r"alert_targets\[0\].url: got 'http://a b/'"),
+        ({**GOOD, "retry_first_s": 10, "retry_most_s": 5}, r"retry_first_s: got 10; give at most"),
+        ({**GOOD, "token": "töken"}, r"alert_targets\[0\].token: got \(not shown\); .* ASCII"),
+        ({**GOOD, "name": "a\nb"}, r"alert_targets\[0\].name: got 'a\\nb'; give printable"),
         ("ops", r"alert_targets\[0\]: got 'ops'; give a table"),
     ],
 )
@@ -56,6 +65,10 @@ def test_two_targets_of_one_name_are_refused() -> None:
         ),
         ({"daily": "22-22"}, r"alert_silences\[0\].daily: got '22-22'; give two different"),
         ({"daily": "late"}, r"alert_silences\[0\].daily: got 'late'"),
+        (
+            {"daily": "22:00-06:00", "end": "2026-01-01T00:00:00Z"},
+            r"end: got .*; give either `daily`",
+        ),
         ({"daily": "22:00-06:00", "kinds": ["all"]}, r"alert_silences\[0\].kinds: got 'all'"),
     ],
 )
@@ -87,11 +100,13 @@ def test_a_single_window_is_open_from_start_to_end() -> None:
 
 
 def test_the_service_refuses_nonsense_before_it_opens_anything(tmp_path: Any) -> None:
-    """Targets, silences and the run length, through the settings."""
+    """Targets, silences, the run length and what links begin with, through the settings."""
     bad: list[dict[str, Any]] = [
         {"alert_targets": [{**GOOD, "type": "pigeon"}]},
         {"alert_silences": [{"daily": "x"}]},
         {"detect_target_arl": 1.0},
+        {"external_url": "twinscope.example"},
+        {"runbook_url": "javascript:alert(1)"},
     ]
     for settings in bad:
         with pytest.raises(ConfigError):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import httpx
 
@@ -65,7 +66,7 @@ class _Http:
 
     def __call__(self, group: Sequence[Noticed], delivery: str, now: float) -> None:
         url, headers, body = self._build(self._target, self._letterhead, group, now)
-        headers |= {"Content-Type": "application/json", DELIVERY: delivery}
+        headers |= {"Content-Type": "application/json", DELIVERY: quote(delivery)}
         if self._target.token:
             headers["Authorization"] = f"Bearer {self._target.token}"
         _post(self._client, url, headers, body)

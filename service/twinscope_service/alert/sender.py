@@ -14,16 +14,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from twinscope.errors import ConfigError
 from twinscope_service.alert.delivery import Deliver, Letterhead, Undelivered, build_delivery
-from twinscope_service.alert.target import Target, Window, parse_targets, parse_windows
+from twinscope_service.alert.target import (
+    Target,
+    Window,
+    is_http,
+    parse_targets,
+    parse_windows,
+)
 from twinscope_service.alert.text import Noticed
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
-from twinscope_service.errors import StoreError
 from twinscope_service.store.outbox import Database, Muted, Outbox, OutboxRow
 from twinscope_service.store.silences import Silences
 
 POLL_S = 0.5
+STUMBLE_S = 5.0  # wait after an error that is neither the target's nor expected
 REFUSALS = 10  # attempts after which a body that a target calls wrong is given up
 KEEP_DELIVERED_S = 7 * 86400.0
 STOP_S = 5.0  # longest wait for a sender at shutdown; what it was sending is sent again
@@ -44,6 +51,10 @@ class AlertPlan:
 def plan_alerts(settings: Settings) -> AlertPlan:
     """Check everything before the service starts. Raises ConfigError with key, value and fix."""
     targets = parse_targets(settings.alert_targets)
+    for name in ("external_url", "runbook_url"):
+        url = getattr(settings, name)
+        if url and not is_http(url):
+            raise ConfigError(f"{name}: got {url!r}; give an http:// or https:// address, or none")
     external = settings.external_url or f"http://{settings.host}:{settings.port}"
     letterhead = Letterhead(
         external.rstrip("/"), settings.runbook_url.rstrip("/"), settings.alert_repeat_s
@@ -132,14 +143,17 @@ class Sender:
         self._failures = 0
 
     def run(self) -> None:
-        """Until told to stop. A failing store is waited for, like a failing target."""
+        """Until told to stop. A failing store is waited for, like a failing target.
+
+        Nothing ends this thread: with it, every later alert of the target would be lost.
+        """
         wait = 0.0
         while not self._stop.wait(wait):
             try:
                 wait = self.send_next()
-            except StoreError:
-                log.exception("outbox cannot be read", extra={"target": self.target.name})
-                wait = 5.0
+            except Exception:
+                log.exception("outbox cannot be worked on", extra={"target": self.target.name})
+                wait = STUMBLE_S
         self._deliver.close()
 
     def send_next(self) -> float:
@@ -161,6 +175,9 @@ class Sender:
             self._deliver([row.news for row in group], f"{self.target.name}-{first.id}", now)
         except Undelivered as problem:
             return self._failed(group, problem, now)
+        except Exception as error:  # of a library that tells some service
+            log.exception("alert not delivered", extra={"target": self.target.name})
+            return self._failed(group, Undelivered(f"{type(error).__name__}: {error}"), now)
         self._failures = 0
         self._settle(group, "delivered", now)
         return 0.0

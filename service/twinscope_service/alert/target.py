@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, time
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NoReturn, get_args
-from urllib.parse import urlsplit
+
+import httpx
 
 from twinscope.errors import ConfigError
 
@@ -102,17 +103,39 @@ def _target(where: str, entry: object) -> Target:
     for name in ("name", "url", "secret", "token", "runs"):
         if name in table and not isinstance(table[name], str):
             _refuse(f"{where}.{name}", table[name], "give a string")
-    if table["type"] != "apprise":
-        parts = urlsplit(table["url"])
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            _refuse(f"{where}.url", table["url"], "give an http:// or https:// address")
     for name in ("timeout_s", "retry_first_s", "retry_most_s"):
         value = table.get(name, 1.0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 86400:
             _refuse(f"{where}.{name}", value, "give seconds above 0, at most a day")
     if not isinstance(table.get("provisional", True), bool):
         _refuse(f"{where}.provisional", table["provisional"], "give true or false")
-    return Target(**{**table, "kinds": _kinds(where, table)})
+    target = Target(**{**table, "kinds": _kinds(where, table)})
+    _check_sendable(where, target)
+    return target
+
+
+def _check_sendable(where: str, target: Target) -> None:
+    """What would fail at every attempt is refused now, not found out by the first alert."""
+    if not target.name.isprintable():
+        _refuse(f"{where}.name", target.name, "give printable characters on one line")
+    if not (target.token.isascii() and target.token.isprintable()):
+        _refuse(f"{where}.token", target.token, "a header takes printable ASCII only")
+    if target.retry_first_s > target.retry_most_s:
+        most = f"give at most retry_most_s, {target.retry_most_s:g}"
+        _refuse(f"{where}.retry_first_s", target.retry_first_s, most)
+    if target.type != "apprise" and not is_http(target.url):
+        _refuse(f"{where}.url", target.url, "give an http:// or https:// address")
+
+
+def is_http(url: str) -> bool:
+    """An address that a client can be sent to, and that makes a link?"""
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    spaced = any(character.isspace() for character in url)
+    port = parts.port is None or 0 < parts.port < 65536
+    return parts.scheme in ("http", "https") and bool(parts.host) and port and not spaced
 
 
 def _window(where: str, entry: object) -> Window:
@@ -123,6 +146,9 @@ def _window(where: str, entry: object) -> Window:
         if not isinstance(globs[name], str):
             _refuse(f"{where}.{name}", globs[name], 'give a glob, such as "nightly-*"')
     if "daily" in table:
+        for name in ("start", "end"):
+            if name in table:
+                _refuse(f"{where}.{name}", table[name], "give either `daily` or start and end")
         return Window(**globs, kinds=kinds, daily=_daily(f"{where}.daily", table["daily"]))
     start = _moment(f"{where}.start", table["start"]) if "start" in table else None
     if "end" not in table:
@@ -134,11 +160,14 @@ def _window(where: str, entry: object) -> Window:
 
 
 def _kinds(where: str, table: Mapping[str, Any]) -> tuple[str, ...]:
-    kinds = tuple(table.get("kinds", KINDS))
+    kinds = table.get("kinds", KINDS)
+    fix = f"use some of {', '.join(KINDS)}"
+    if not isinstance(kinds, list | tuple) or not kinds:
+        _refuse(f"{where}.kinds", kinds, f"give a list; {fix}")
     for kind in kinds:
         if kind not in KINDS:
-            _refuse(f"{where}.kinds", kind, f"use some of {', '.join(KINDS)}")
-    return kinds
+            _refuse(f"{where}.kinds", kind, fix)
+    return tuple(kinds)
 
 
 def _daily(where: str, value: object) -> tuple[time, time]:
