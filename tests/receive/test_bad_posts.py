@@ -42,6 +42,7 @@ def _assert_refused(answer: Any, status: int, field: str) -> None:
     assert answer.headers["content-type"] == "application/problem+json"
     assert document["status"] == status
     assert field in document["field"]
+    assert "value" in document  # null where nothing, or null, was sent
     assert document["fix"]
     assert len(answer.content) < 4000
 
@@ -127,6 +128,9 @@ def test_offsets_that_do_not_fit_are_refused(
         ("surprise", 1),
         ("sampling", {"temperature": "hot"}),
         ("train_logprobs", [[-1.0], [-2.0]]),
+        ("train_logprobs", [[-1.0, None], [-2.0]]),
+        ("schema", None),
+        ("step", None),
         ("mask", [[1, 2], [1]]),
     ],
 )
@@ -161,6 +165,7 @@ def test_nan_in_json_is_refused(service: Any, token: str) -> None:
         ("/v1/scalars", [1], "body"),
         ("/v1/events", {"run": "r", "kind": "Weight Sync"}, "kind"),
         ("/v1/events", {"run": "r", "kind": "restart", "fields": {"n": 2**70}}, "fields"),
+        ("/v1/events", {"run": "r", "kind": "restart", "fields": {"a": "\ud800"}}, "fields"),
         ("/v1/events", {"kind": "restart"}, "run"),
     ],
 )
@@ -228,6 +233,20 @@ def test_a_bad_batch_id_is_refused(service: Any, batch: Callable[..., bytes]) ->
 def test_unknown_things_are_404_and_405(service: Any) -> None:
     """Unknown run, unknown address, wrong method: problem documents too."""
     _assert_refused(service.get("/v1/runs/nobody"), 404, "run")
-    assert service.get("/v2/batches").json()["status"] == 404
-    assert service.get("/v1/batches").status_code == 405
-    assert service.get("/v1/batches").headers["content-type"] == "application/problem+json"
+    _assert_refused(service.get("/v2/batches"), 404, "path")
+    _assert_refused(service.get("/v1/batches"), 405, "method")
+    close = "/v1/runs/a%0Ab/steps/1/close"  # no address has a line break: no call is found
+    _assert_refused(service.post(close), 404, "path")
+
+
+def test_the_fix_says_what_to_do(service: Any) -> None:
+    """No echo of a validator: an absent field is asked for, a number too long is shown."""
+    headers = {"content-type": JSON}
+    absent = service.post("/v1/scalars", content='{"run":"r","values":{"a":1}}', headers=headers)
+    _assert_refused(absent, 422, "step")
+    assert (absent.json()["value"], absent.json()["fix"]) == (None, "send it")
+    text = json.dumps(GOOD_JSON).replace('"step": 0', '"step": 1' + "0" * 60)
+    long = service.post("/v1/batches", content=text, headers=headers)
+    _assert_refused(long, 422, "step")
+    assert "1000" in long.json()["value"]
+    assert "digits" in long.json()["fix"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -33,13 +34,17 @@ def test_ten_gigabytes_are_refused_before_a_byte_is_read(
         assert connection.recv(1) == b""
 
 
-@pytest.mark.parametrize("length", ["-1", "1e3", "0x10", "9" * 30, "+5"])
+@pytest.mark.parametrize("length", ["-1", "1e3", "0x10", "9" * 30, "+5", "5, 5"])
 def test_a_content_length_that_is_no_length_is_refused(
-    service: Any, exchange: Exchange, length: str
+    service: Any, exchange: Exchange, problem: Callable[[bytes], dict[str, Any]], length: str
 ) -> None:
-    """By the parser or by us, with a 4xx."""
+    """By the parser or by us: a problem document either way."""
     with service.connect() as connection:
-        assert 400 <= exchange(connection, _head(content_length=length))[0] < 500
+        status, headers, body = exchange(connection, _head(content_length=length))
+        assert 400 <= status < 500
+        assert headers["content-type"] == "application/problem+json"
+        assert {"field", "fix"} <= set(problem(body))
+        assert connection.recv(1) == b""
 
 
 def test_a_stalled_body_ends_with_408(
@@ -108,6 +113,42 @@ def test_a_chunked_body_that_ends_is_read(
     assert service.get("/v1/runs/chunked").status_code == 200
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_stops_sending_hears_that_its_body_is_cut(
+    service: Any,
+    batch: Callable[..., bytes],
+    exchange: Exchange,
+    problem: Callable[[bytes], dict[str, Any]],
+    chunked: bool,
+) -> None:
+    """Half a body and no more, the other direction still open."""
+    body = batch(q=[-1, -2], p=[-1, -2.5], run="half")
+    framing = CHUNKED if chunked else {"content_length": len(body)}
+    start = f"{len(body):x}\r\n".encode() + body if chunked else body[:-3]
+    with service.connect() as connection:
+        connection.sendall(_head(**framing) + start)
+        connection.shutdown(socket.SHUT_WR)
+        status, _, answer = exchange(connection)
+        assert status == 400
+        assert problem(answer)["title"] == "The body is cut"
+    assert service.get("/v1/runs/half").status_code == 404
+    assert eventually(lambda: service.metric("twinscope_inflight_bytes") == 0)
+
+
+def test_a_client_that_has_said_everything_hears_the_answer(
+    service: Any, batch: Callable[..., bytes]
+) -> None:
+    """Two requests in one go, then its end of the connection is shut: both are answered."""
+    body = batch(q=[-1, -2], p=[-1, -2.5], run="whole")
+    with service.connect() as connection:
+        connection.sendall(2 * (_head(content_length=len(body)) + body))
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as file:
+            said = file.read()
+    assert said.count(b"HTTP/1.1 202") == 2
+    assert said.count(b'"duplicate":true') == 1
+
+
 def test_a_client_that_leaves_stores_nothing(service: Any) -> None:
     """Half a body and a closed connection: what was claimed is released."""
     with service.connect() as connection:
@@ -159,7 +200,10 @@ def test_endless_request_headers_are_refused(service: Any) -> None:
 
 
 def test_a_request_header_that_never_ends_is_dropped(
-    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    exchange: Exchange,
+    problem: Callable[[bytes], dict[str, Any]],
 ) -> None:
     """A connection that says nothing, and one that stops inside its header."""
     monkeypatch.setattr(BoundedConnection, "header_seconds", 0.2)
@@ -167,7 +211,9 @@ def test_a_request_header_that_never_ends_is_dropped(
     for text in (b"", b"GET / HTTP/1.1\r\nho"):
         with service.connect() as connection:
             connection.sendall(text)
-            assert b" 408 " in connection.recv(100)
+            status, _, body = exchange(connection)
+            assert status == 408
+            assert problem(body)["field"] == "request header"
             assert connection.recv(1) == b""
 
 

@@ -16,7 +16,7 @@ LONGEST_INTEGER = 40  # digits; longer ones cost quadratic time to read, and fit
 
 def parse(text: bytes | memoryview | str, *, field: str, depth: int) -> Any:
     """The JSON value of `text`. `field` names the text in errors; `depth` bounds the nesting."""
-    infinite: list[str] = []  # number tokens that are no finite number, in order of appearance
+    infinite: list[str] = []  # number tokens that are no usable number, in order of appearance
 
     def read_float(token: str) -> float:
         value = float(token)  # `1e999` is legal JSON, and infinity in Python
@@ -25,7 +25,10 @@ def parse(text: bytes | memoryview | str, *, field: str, depth: int) -> Any:
         return value
 
     def read_integer(token: str) -> float:
-        return int(token) if len(token) <= LONGEST_INTEGER else read_float("inf")
+        if len(token) <= LONGEST_INTEGER:
+            return int(token)
+        infinite.append(token)
+        return math.inf
 
     try:
         text = text if isinstance(text, str) else str(text, "utf-8")
@@ -49,7 +52,9 @@ def parse(text: bytes | memoryview | str, *, field: str, depth: int) -> Any:
         raise WireError(field, str(error), "send valid JSON") from None
     _check_depth(value, depth, field=field)
     if infinite:
-        fix = "send finite numbers: JSON has no NaN or infinity"
+        fix = (
+            f"send finite numbers of at most {LONGEST_INTEGER} digits: no NaN, no infinity"
+        )
         raise WireError(_locate_infinite(value) or field, infinite[0], fix)
     return value
 

@@ -95,6 +95,8 @@ async def received_body(
         else:
             claim(length)
             body = await _receive_sized(request.receive, rules, length)
+        if getattr(request.state, "body_cut", False):  # a chunked body does not show it otherwise
+            raise _cut(len(body))
         request.state.body_read = True  # the connection is clean: it can be kept open
         yield body
     finally:

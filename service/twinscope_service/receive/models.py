@@ -33,10 +33,17 @@ def _encodable(fields: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(item, list):
             pending += item
         elif isinstance(item, str):
-            item.encode()
+            _check_text(item)
         elif type(item) is int and not INT64_MIN <= item <= INT64_MAX:
             raise ValueError("send integers within the int64 range")
     return fields
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("send whole characters: half a surrogate pair has no UTF-8") from None
 
 
 RunName = Annotated[str, AfterValidator(check_run)]

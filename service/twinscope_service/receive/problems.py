@@ -24,6 +24,7 @@ PROBLEM_TYPE = "application/problem+json"
 DISCARD_BYTES = 64 << 20
 # One header each: Chromium reads the first scheme of a header only, and asks for a password only
 # where it finds Basic.
+PLAIN_FIXES = {"extra_forbidden": "leave it out", "missing": "send it"}  # of pydantic's complaints
 CHALLENGES = ('Basic realm="twinscope"', "Bearer")
 
 logger = logging.getLogger(__name__)
@@ -45,18 +46,23 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def problem_of(request: Request, error: ServiceError) -> Problem:
-    """The document of one refusal."""
-    fields = {"detail": error.detail, "field": error.field, "value": error.value, "fix": error.fix}
+    """The answer to one refusal."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, BodyTimeout) or _leaves_much_unread(request):
         headers["Connection"] = "close"
-    problem = _problem(error.status, error.title, fields, headers)
+    problem = Problem(document_of(error), error.status, headers)
     if isinstance(error, Unauthorized):
         for challenge in CHALLENGES:
             problem.headers.append("WWW-Authenticate", challenge)
     return problem
+
+
+def document_of(error: ServiceError) -> dict[str, Any]:
+    """The document of one refusal."""
+    fields = {"detail": error.detail, "field": error.field, "value": error.value, "fix": error.fix}
+    return _document(error.status, error.title, fields)
 
 
 def malformed(error: ValidationError | RequestValidationError) -> Malformed:
@@ -66,22 +72,23 @@ def malformed(error: ValidationError | RequestValidationError) -> Malformed:
     if isinstance(cause, WireError):
         return _from_wire(cause)
     where = ".".join(str(part) for part in problem["loc"]) or "body"
-    fix = "leave it out" if problem["type"] == "extra_forbidden" else problem["msg"]
+    said = problem["msg"].removeprefix("Value error, ")
+    fix = PLAIN_FIXES.get(problem["type"], said)
     value = problem["input"] if problem["type"] != "missing" else None
-    return Malformed(f"{where}: {problem['msg']}", field=where, value=value, fix=fix)
+    return Malformed(f"{where}: {said}", field=where, value=value, fix=fix)
 
 
 def _from_wire(error: WireError) -> Malformed:
     return Malformed(str(error), field=error.field, value=error.args[1], fix=error.fix)
 
 
-def _problem(
-    status: int, title: str, fields: Mapping[str, Any], headers: Mapping[str, str]
-) -> Problem:
+def _document(status: int, title: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Unknown is left out; beside a field, a value of null says that it was absent or null."""
     slug = title.lower().replace(" ", "-")
     body = {"type": f"urn:twinscope:problem:{slug}", "title": title, "status": status}
-    said = {name: value for name, value in fields.items() if value is not None}
-    return Problem({**body, **said}, status, dict(headers))
+    named = fields.get("field") is not None
+    kept = (name for name in fields if fields[name] is not None or (named and name == "value"))
+    return {**body, **{name: fields[name] for name in kept}}
 
 
 def _leaves_much_unread(request: Request) -> bool:
@@ -114,12 +121,16 @@ async def _on_http(request: Request, error: Exception) -> Problem:
     headers = dict(error.headers or {})
     if _leaves_much_unread(request):
         headers["Connection"] = "close"
-    fields = {"detail": detail, "fix": "GET /docs lists the calls"}
-    return _problem(error.status_code, str(error.detail), fields, headers)
+    field = "method" if error.status_code == 405 else "path"
+    value = request.method if field == "method" else request.url.path[:200]
+    fields = {"detail": detail, "field": field, "value": value, "fix": "GET /docs lists the calls"}
+    document = _document(error.status_code, str(error.detail), fields)
+    return Problem(document, error.status_code, headers)
 
 
 async def _on_crash(request: Request, error: Exception) -> Problem:
     """A defect of the service: said so, with nothing of its inside."""
     logger.error("%s %s crashed", request.method, request.url.path, exc_info=error)
     fields = {"detail": "the service failed; its log has the reason", "fix": "send it again"}
-    return _problem(500, "The service failed", fields, {"Connection": "close"})
+    document = _document(500, "The service failed", fields)
+    return Problem(document, 500, {"Connection": "close"})

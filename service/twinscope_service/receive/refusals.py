@@ -12,6 +12,27 @@ class BodyCut(ServiceError):
     title = "The body is cut"
 
 
+class NoRequest(ServiceError):
+    """What came is no HTTP, or frames its body in an impossible way."""
+
+    status = 400
+    title = "This is no HTTP request"
+
+
+class HeaderTimeout(ServiceError):
+    """A request header that did not end in time."""
+
+    status = 408
+    title = "The request came too slowly"
+
+
+class HeaderTooLarge(ServiceError):
+    """A request header without end."""
+
+    status = 431
+    title = "The request header is too large"
+
+
 class Unauthorized(ServiceError):
     """No token, or one that opens nothing."""
 
