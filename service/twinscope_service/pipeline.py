@@ -72,7 +72,7 @@ class Pipeline(Upkeep):
         state = self._book.wake(batch.run)
         with self._meter.time("join"):
             arriving = prepare(batch, seq=self._store.next_seq())
-            plan = state.join.plan(arriving)
+            plan = state.plan(arriving)
             self._book.check_room(plan)
         receipt = receipt_of(arriving, plan, batch_id=name)
         self._keep(batch_record(plan, receipt, kept=kept, at=self._clock.time()), kept, batch)

@@ -11,9 +11,11 @@ from twinscope.wire.batch import Batch
 from twinscope_service.baseline import Baseline, renewed
 from twinscope_service.detect.disputed import Disputed, count_disputed
 from twinscope_service.diagnose.context import Context, Event, History, StepPoint
+from twinscope_service.errors import Conflict
+from twinscope_service.join.arriving import Arriving
 from twinscope_service.join.gather import gather
 from twinscope_service.join.join import Join
-from twinscope_service.join.records import Load, Pair
+from twinscope_service.join.records import Load, Outcome, Pair, Plan
 from twinscope_service.measure.evidence import Evidence, collect, merge_evidence, to_body
 from twinscope_service.measure.merge import merge_all
 from twinscope_service.measure.records import (
@@ -30,6 +32,7 @@ from twinscope_service.views import AlertView, StepView
 
 MERGE_AT = 32  # block summaries kept apart before they are merged: rows are copied log times
 POINTS = 256  # closed steps that trends look back on
+MOST_LATE = 64  # noted at a time; three are news
 POOLED = 32  # small steps that may be judged together
 COUNTED = COVERAGE.index("counted")
 
@@ -90,6 +93,7 @@ class RunState:
         self.tokens: Counter[str] = Counter()  # measure.records.COVERAGE, closed steps
         self.detector: Mapping[str, Any] | None = None  # what the detectors carry on
         self.seen = seen  # monotonic
+        self.late: list[int] = []  # closed steps that the trainer sent anew since the last close
         self._onsets: dict[tuple[str, str], int] = {}  # (kind, series) -> onset step
 
     def open(self, step: int, *, now: float) -> OpenStep:
@@ -98,6 +102,26 @@ class RunState:
             context = Context(run=self.run, step=step)
             self.steps[step] = OpenStep(self.run, step, now, context)
         return self.steps[step]
+
+    def plan(self, arriving: Arriving) -> Plan:
+        """Where its samples belong. Raises Conflict.
+
+        Notes a trainer that sends steps which are closed already: it may have gone back.
+        """
+        step, trained = arriving.batch.step, "train" in arriving.sides
+        again = trained and step is not None and step in self.join.closed
+        try:
+            plan = self.join.plan(arriving)
+        except Conflict:  # the same ids with other values: not this trainer's step any more
+            self._note_late(step if again else None)
+            raise
+        all_late = plan.counts[Outcome.LATE] == len(plan.placements) > 0
+        self._note_late(step if again and all_late else None)
+        return plan
+
+    def _note_late(self, step: int | None) -> None:
+        if step is not None and step not in self.late and len(self.late) < MOST_LATE:
+            self.late.append(step)
 
     def measure(self, pairs: Sequence[Pair], load: Load, *, stages: Stages, meter: Meter) -> None:
         """Measure pairs and add them to their steps. A crash marks the steps, nothing else."""
@@ -138,6 +162,7 @@ class RunState:
     def remember(self, closed: ClosedStep, summary: Summary, *, least: int) -> None:
         """A step is closed: part of the run's past from now on. `least`: see `pool`."""
         view, self.detector = closed.view, closed.detector_state
+        self.late = []
         self.points.append(point_of(view, summary))
         self.disputed.append(replace(count_disputed(summary), healthy=view.verdict == "ok"))
         self.last = view

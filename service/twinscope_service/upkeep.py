@@ -61,7 +61,7 @@ class Upkeep(Reads):
         now = self._clock.time()
         for state in self._book:
             with self._meter.survive("detect", crashed=lambda _: None):
-                detector, alerts = self._stages.overdue(state.detector, now)
+                detector, alerts = self._stages.overdue(state.detector, now, late=state.late)
                 if alerts and detector is not None:
                     self._store.add_alerts(state.run, alerts, state=detector, at=now)
                     state.detector = detector
@@ -85,6 +85,7 @@ class Upkeep(Reads):
             self._store.add_event(run, step=step, kind=kind, fields=fields, at=self._clock.time())
             if kind == RESTART and step is not None:
                 state.join.reopen(step)
+                state.late = []
             if state.detector is None:
                 return
             if kind == RESTART and step is not None:

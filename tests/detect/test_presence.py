@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -100,6 +101,18 @@ def test_a_slow_run_is_given_three_of_its_own_step_times() -> None:
     state, _ = play([step(n, at=3600.0 * n) for n in range(10)])
     assert not presence.overdue(state, 9 * 3600.0 + 10_000, options=OPTIONS)[1]
     assert presence.overdue(state, 9 * 3600.0 + 10_801, options=OPTIONS)[1]
+
+
+def test_a_job_that_starts_again_is_told_after_three_steps_that_are_closed() -> None:
+    """Three usual step times without any other; also after a run that was finished."""
+    state, _ = play([step(n) for n in range(10)])
+    state = replace(state, finished=True)
+    now = 540.0 + 3 * 60.0
+    assert not presence.overdue(state, now, late=(0, 1), options=OPTIONS)[1]
+    assert not presence.overdue(state, now - 1.0, late=(0, 1, 2), options=OPTIONS)[1]
+    _, findings = presence.overdue(state, now, late=(0, 1, 2), options=OPTIONS)
+    assert told(findings) == [("silence", "firing", "step", 9, 9)]
+    assert "(0 to 2, after step 9)" in findings[0].message
 
 
 def test_a_run_without_a_rhythm_is_not_called_silent() -> None:

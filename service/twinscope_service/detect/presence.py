@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -75,26 +75,47 @@ def update(
 
 
 def overdue(
-    state: PresenceState, now: float, *, options: DetectOptions
+    state: PresenceState,
+    now: float,
+    *,
+    late: Sequence[int] = (),
+    options: DetectOptions,
 ) -> tuple[PresenceState, list[Finding]]:
     """Has no step closed for too long? `now`: seconds since the epoch. Fires once.
 
     Too long is `silence_periods` median step times and at least `silence_seconds`. A run that said
-    it is finished is not expected to say more.
+    it is finished is not expected to say more. `late`: closed steps of which the trainer sent new
+    data since the last close; `silence_steps` of them and no other prove that it runs elsewhere in
+    the count, and then it is not waited for `silence_seconds`.
     """
-    if state.overdue or state.finished or state.last_at is None or len(state.periods) < 3:
+    if state.overdue or state.last_at is None or len(state.periods) < 3:
         return state, []
-    usual = median(state.periods)
-    waited = now - state.last_at
-    if waited < max(options.silence_periods * usual, options.silence_seconds):
+    back = len(late) >= options.silence_steps
+    usual, waited = median(state.periods), now - state.last_at
+    least = 0.0 if back else options.silence_seconds
+    if (state.finished and not back) or waited < max(options.silence_periods * usual, least):
         return state, []
     step = state.last_step or 0
-    message = (
-        f"no step for {waited / 60:.0f} min after step {step}; the usual step time is "
-        f"{usual:.0f} s. Is the trainer, or its probe, still running?"
-    )
+    message = _went_back(late, step) if back else _no_step(waited, usual, step)
     fired = PresenceState(**{**state.__dict__, "overdue": True})
     return fired, [_finding("silence", "firing", "step", step, step, message)]
+
+
+def _no_step(waited: float, usual: float, step: int) -> str:
+    """Seconds in, words out."""
+    for_so_long = f"{waited / 60:.0f} min" if waited >= 120.0 else f"{waited:.0f} s"
+    return (
+        f"no step for {for_so_long} after step {step}; the usual step time is "
+        f"{usual:.2g} s. Is the trainer, or its probe, still running?"
+    )
+
+
+def _went_back(late: Sequence[int], step: int) -> str:
+    return (
+        f"only data of closed steps come ({late[0]} to {late[-1]}, after step {step}), which are "
+        "not used: nothing is judged. Did the job start again? Then send the event `restart` with "
+        "the step that is trained next, or give the new job a run name of its own"
+    )
 
 
 def _silence(

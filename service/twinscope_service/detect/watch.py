@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from twinscope_service.detect import level, presence
 from twinscope_service.detect.findings import DetectOptions, Finding, Observation
@@ -125,21 +125,26 @@ def build_detect(options: DetectOptions, measure: MeasureOptions) -> Detect:
     return detect
 
 
-Overdue = Callable[
-    [Mapping[str, Any] | None, float], tuple[Mapping[str, Any] | None, Sequence[AlertView]]
-]
+class Overdue(Protocol):
+    """Has a run gone quiet? State of the run in, state and alerts out."""
+
+    def __call__(
+        self, stored: Mapping[str, Any] | None, now: float, /, *, late: Sequence[int] = ()
+    ) -> tuple[Mapping[str, Any] | None, Sequence[AlertView]]:
+        """`now`: seconds since the epoch; `late`: see `presence.overdue`."""
+        ...
 
 
 def build_overdue(options: DetectOptions) -> Overdue:
     """What the pipeline asks now and then: has this run gone quiet? Touches no series."""
 
     def overdue(
-        stored: Mapping[str, Any] | None, now: float
+        stored: Mapping[str, Any] | None, now: float, /, *, late: Sequence[int] = ()
     ) -> tuple[Mapping[str, Any] | None, Sequence[AlertView]]:
         if stored is None or stored.get("layout") != LAYOUT:
             return stored, ()
         known = presence.presence_from_json(stored["presence"])
-        there, findings = presence.overdue(known, now, options=options)
+        there, findings = presence.overdue(known, now, late=late, options=options)
         if not findings:
             return stored, ()
         return {**stored, "presence": there.as_json()}, [alert_of(f) for f in findings]
