@@ -52,9 +52,7 @@ def parse(text: bytes | memoryview | str, *, field: str, depth: int) -> Any:
         raise WireError(field, str(error), "send valid JSON") from None
     _check_depth(value, depth, field=field)
     if infinite:
-        fix = (
-            f"send finite numbers of at most {LONGEST_INTEGER} digits: no NaN, no infinity"
-        )
+        fix = f"send finite numbers of at most {LONGEST_INTEGER} digits: no NaN, no infinity"
         raise WireError(_locate_infinite(value) or field, infinite[0], fix)
     return value
 
