@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from twinscope_service.alert.sender import Alerting, plan_alerts
+from twinscope_service.alert.delivery import Undelivered
+from twinscope_service.alert.sender import REFUSALS, Alerting, plan_alerts
 from twinscope_service.alert.signature import verify
 from twinscope_service.alert.text import Noticed
 from twinscope_service.config import load_settings
@@ -206,6 +207,44 @@ def test_news_that_a_receiver_calls_wrong_is_given_up_after_ten_attempts_and_cou
         senders.close()
     assert receiver.told() == [("second", "level_shift", "firing")]
     assert senders.outcomes["ops", "refused"] == 1
+
+
+def test_what_joins_a_refused_body_is_not_given_up_with_it(desk: Desk) -> None:
+    """Two news of one run go together; only the first was refused ten times."""
+    with receiving(lambda n: 422 if n < 11 else 200) as receiver:
+        desk.say(alert())
+        plan = plan_alerts(load_settings(alert_targets=targets_of(receiver)))
+        senders = Alerting(plan, desk.store, clock=desk.clock)
+        (sender,) = senders.senders
+        for _ in range(REFUSALS - 1):
+            sender.send_next()
+        desk.say(alert(kind="silence", series="rollout"))
+        for _ in range(3):
+            sender.send_next()
+    assert receiver.told() == [("r", "silence", "firing")]
+    assert senders.outcomes["ops", "refused"] == 1
+
+
+def test_more_news_in_a_message_make_it_another_delivery(desk: Desk) -> None:
+    """A receiver that took the first attempt, unheard, must not pass over what joined since."""
+    ids: list[tuple[str, int]] = []
+
+    def deliver(group: Sequence[Noticed], delivery: str, now: float) -> None:
+        ids.append((delivery, len(group)))
+        if len(ids) < 4:
+            raise Undelivered("its answer was lost")
+
+    target = {"name": "ops", "type": "webhook", "url": "http://127.0.0.1:9/", **FAST}
+    plan = plan_alerts(load_settings(alert_targets=[target]))
+    senders = Alerting(replace(plan, deliveries=(deliver,)), desk.store, clock=desk.clock)  # type: ignore[arg-type]
+    (sender,) = senders.senders
+    desk.say(alert())
+    sender.send_next()
+    sender.send_next()
+    desk.say(alert(kind="silence", series="rollout"))
+    sender.send_next()
+    sender.send_next()
+    assert ids == [("ops-1", 1), ("ops-1", 1), ("ops-1-2", 2), ("ops-1-2", 2)]
 
 
 def test_every_attempt_carries_the_same_delivery_id(desk: Desk) -> None:

@@ -72,12 +72,13 @@ class Alerting:
         self.silences = Silences(store)  # those that people ask for; the plan has the settings'
         self._stop = threading.Event()
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (target, outcome)
+        self.senders = self._build_senders()
         self._threads = [
             threading.Thread(target=sender.run, name=f"alerts-{sender.target.name}", daemon=True)
-            for sender in self._senders()
+            for sender in self.senders
         ]
 
-    def _senders(self) -> list[Sender]:
+    def _build_senders(self) -> list[Sender]:
         pairs = zip(self._plan.targets, self._plan.deliveries, strict=True)
         return [
             Sender(
@@ -172,7 +173,7 @@ class Sender:
             return 0.0
         group = self._group(rows)
         try:
-            self._deliver([row.news for row in group], f"{self.target.name}-{first.id}", now)
+            self._deliver([row.news for row in group], self._delivery_of(group), now)
         except Undelivered as problem:
             return self._failed(group, problem, now)
         except Exception as error:  # of a library that tells some service
@@ -193,6 +194,12 @@ class Sender:
             group.append(row)
         return group
 
+    def _delivery_of(self, group: Sequence[OutboxRow]) -> str:
+        """The same for the same news; another one when more has joined since the last attempt, or
+        a receiver that knows the id would pass over what is new."""
+        ids = sorted({group[0].id, group[-1].id})
+        return "-".join((self.target.name, *map(str, ids)))
+
     def _settle(self, rows: Sequence[OutboxRow], outcome: str, now: float) -> None:
         self._outbox.settle(rows, at=now, note="" if outcome == "delivered" else outcome)
         self._count(self.target.name, outcome, len(rows))
@@ -202,8 +209,9 @@ class Sender:
         log.warning("alert not delivered: %s", problem, extra={"target": name})
         self._outbox.fail(group, error=str(problem))
         self._count(name, "failed", 1)
-        if problem.refused and group[0].attempts + 1 >= REFUSALS:
-            self._settle(group, "refused", now)
+        spent = [row for row in group if row.attempts + 1 >= REFUSALS]
+        if problem.refused and spent:  # not what joined them lately: it may be right without them
+            self._settle(spent, "refused", now)
             return 0.0
         self._failures += 1
         most = self.target.retry_most_s

@@ -13,7 +13,7 @@ import hmac
 
 TIMESTAMP = "X-TwinScope-Timestamp"  # seconds since the epoch
 SIGNATURE = "X-TwinScope-Signature"  # v1=<64 hex digits>
-DELIVERY = "X-TwinScope-Delivery"  # the same for every attempt: receivers deduplicate by it
+DELIVERY = "X-TwinScope-Delivery"  # the same for the same news: receivers deduplicate by it
 TOLERANCE_S = 300
 
 
