@@ -59,6 +59,18 @@ def test_a_drill_that_cannot_work_says_why(
     assert told in capsys.readouterr().err
 
 
+def test_a_drill_without_the_token_says_what_is_missing(
+    start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """None, and a wrong one: exit status 2, before anything is sent."""
+    service = start(token="secret")
+    for token in ([], ["--token", "wrong"]):
+        assert main(["drill", "--url", service.url, *token]) == 2
+        told = capsys.readouterr().err
+        assert "GET /metrics: 401" in told
+        assert "send Authorization: Bearer TOKEN" in told
+
+
 def test_the_faults_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """Names and what they do."""
     assert main(["drill", "--list"]) == 0

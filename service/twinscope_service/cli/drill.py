@@ -141,18 +141,22 @@ class Drill:
         self._post("/v1/events", json={"run": self.name, "kind": "finished"})
 
     def _post(self, path: str, **body: Any) -> None:
+        self._exchange("POST", path, **body)
+
+    def _exchange(self, method: str, path: str, **body: Any) -> Any:
         import httpx
 
         from twinscope.errors import TwinScopeError
 
         try:
-            answer = self._client.post(path, **body)
+            answer = self._client.request(method, path, **body)
         except httpx.TransportError as error:
             raise TwinScopeError(
                 f"{self._client.base_url}: {error}; is the service running? (twinscope serve)"
             ) from error
         if answer.status_code >= 400:
-            raise TwinScopeError(f"POST {path}: {answer.status_code} {answer.text[:300]}")
+            raise TwinScopeError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+        return answer
 
     def get(self, path: str) -> Any:
         """A JSON answer about the run."""
@@ -162,13 +166,7 @@ class Drill:
 
     def notifications(self) -> dict[str, tuple[float, float]]:
         """Target -> (delivered so far, waiting), from /metrics."""
-        import httpx
-
-        try:
-            text = self._client.get("/metrics").text
-        except httpx.TransportError:
-            return {}
-        return read_notifications(text)
+        return read_notifications(self._exchange("GET", "/metrics").text)
 
 
 def read_notifications(text: str) -> dict[str, tuple[float, float]]:
@@ -226,7 +224,9 @@ def links(
     ]
     told = arrivals(drill, before) if alerts else {}
     for target, arrived in told.items():
-        found.append((f"{target} was told", arrived, "twinscope_notifications_total on /metrics"))
+        why = "" if arrived else f": not within {ARRIVAL_S:.0f} s. Does it want this run and kind?"
+        where = f"twinscope_notifications_total on /metrics{why}"
+        found.append((f"{target} was told", arrived, where))
     if not told:
         found.append(("somebody was told", None, "no target is set: see alert_targets"))
     return found
