@@ -25,6 +25,7 @@ from twinscope_service.store.bodies import KeptBody
 from twinscope_service.store.summaries import unpack
 
 RETENTION_EVERY_S = 60.0
+CATCH_UP_S = 120.0  # after a start; a probe tries again every 30 s at most
 FINISHED = "finished"  # the event after which quiet is no silence
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Upkeep(Reads):
     """The pipeline's housekeeping. Thread-safe."""
 
     _retained_at = 0.0
+    _started_at = 0.0  # seconds since the epoch
 
     def tick(self) -> None:
         """Close steps whose grace period is over, give up what waited too long, remove the old."""
@@ -57,9 +59,16 @@ class Upkeep(Reads):
                 self._close(state, opened.step, by="grace")
 
     def _watch_silence(self) -> None:
-        """Runs that have closed no step for too long."""
+        """Runs that have closed no step for too long.
+
+        What the service was away for is no silence of theirs: their probes hold it, and get a
+        while to send it.
+        """
         now = self._clock.time()
         for state in self._book:
+            heard = (state.last and state.last.closed_at) or 0.0
+            if heard < self._started_at and now < self._started_at + CATCH_UP_S:
+                continue
             with self._meter.survive("detect", crashed=lambda _: None):
                 detector, alerts = self._stages.overdue(state.detector, now, late=state.late)
                 if alerts and detector is not None:
@@ -97,6 +106,7 @@ class Upkeep(Reads):
 
     def start(self) -> None:
         """Take in again what was accepted before; get ready meanwhile."""
+        self._started_at = self._clock.time()
         self.replay()
         threading.Thread(target=self.warm_up, name="twinscope-warm-up", daemon=True).start()
 

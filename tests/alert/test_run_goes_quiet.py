@@ -46,6 +46,26 @@ def test_a_run_that_stops_raises_silence_after_fifteen_minutes_and_a_restart_kee
     bench.pipeline.close()
 
 
+def test_a_service_that_was_away_lets_the_probes_send_what_they_hold(
+    tmp_path: Path, batch: BatchOf
+) -> None:
+    """An hour without the service is no silence of the run, if it comes back within two minutes."""
+    for comes_back in (True, False):
+        bench = Bench(tmp_path / f"data{comes_back}")
+        play(bench, batch, range(6))
+        bench.clock.advance(3600.0)
+        bench.restart()
+        bench.clock.advance(100.0)
+        bench.pipeline.tick()
+        assert told(bench) == []
+        if comes_back:
+            play(bench, batch, range(6, 7))
+        bench.clock.advance(100.0)
+        bench.pipeline.tick()
+        assert told(bench) == ([] if comes_back else [("silence", "firing", "step")])
+        bench.pipeline.close()
+
+
 def test_a_run_that_says_it_is_finished_is_left_in_peace(tmp_path: Path, batch: BatchOf) -> None:
     """The event `finished`, also over a restart of the service."""
     bench = Bench(tmp_path / "data")
