@@ -60,7 +60,7 @@ class Client:
     """One service. Raises ServiceAnswer for whatever it refuses. Close it, or use `with`."""
 
     def __init__(self, url: str = "http://127.0.0.1:8321", *, token: str | None = None) -> None:
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+        headers = {b"authorization": f"Bearer {token}".encode()} if token else {}
         self._http = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT_S)
 
     def __enter__(self) -> Client:

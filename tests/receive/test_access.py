@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from twinscope import Probe
+from twinscope_service.client import Client
+
 BINARY = "application/x-safetensors"
 
 
@@ -37,7 +40,7 @@ def test_without_a_token_nothing_is_open_but_liveness(guarded: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["Bearer wrong", "Bearer", "Basic !!", "secret", "Bearer sécret"]
+    "header", ["Bearer wrong", "Bearer", "Basic !!", "Basic é", "secret", "Bearer sécret"]
 )
 def test_a_wrong_token_opens_nothing(guarded: Any, header: str) -> None:
     """Nor does a malformed one."""
@@ -51,6 +54,20 @@ def test_the_token_opens_everything(guarded: Any) -> None:
     basic = base64.b64encode(b"any:secret").decode()
     for header in ("Bearer secret", "bearer  secret", f"Basic {basic}"):
         assert guarded.get("/metrics", headers={"authorization": header}).status_code == 200
+
+
+def test_a_token_may_be_any_text(start: Callable[..., Any], batch: Callable[..., bytes]) -> None:
+    """As the probe, the client and the drill send it, and as a browser does: UTF-8."""
+    token = "Schlüssel 钥匙"
+    service = start(token=token)
+    with Probe(service.url, run="r", token=token) as probe:
+        probe.rollout(logprobs=[[-1.0]], token_ids=[[1]])
+        assert probe.flush(30)
+        assert probe.stats().lost.batches == 0
+    with Client(service.url, token=token) as client:
+        assert client.runs()
+    basic = base64.b64encode(f"any:{token}".encode()).decode()
+    assert service.get("/metrics", headers={"authorization": f"Basic {basic}"}).status_code == 200
 
 
 def test_a_run_token_opens_its_run_only(guarded: Any, batch: Callable[..., bytes]) -> None:

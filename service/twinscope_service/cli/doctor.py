@@ -238,7 +238,7 @@ def _ask(url: str, path: str, token: str | None) -> tuple[int, Any]:
 
     request = Request(url.rstrip("/") + path)
     if token:
-        request.add_header("Authorization", f"Bearer {token}")
+        request.add_header("Authorization", f"Bearer {token}".encode().decode("latin-1"))
     try:
         with urlopen(request, timeout=10) as answer:
             return answer.status, json.load(answer) if path.startswith("/v1/") else None

@@ -117,7 +117,7 @@ class Drill:
         import httpx
 
         self.name = name
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {b"Authorization": f"Bearer {token}".encode()} if token else {}
         self._client = httpx.Client(base_url=url, headers=headers, timeout=120.0)
 
     def close(self) -> None:

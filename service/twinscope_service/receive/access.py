@@ -59,7 +59,7 @@ class Authenticate:
     def _access(self, request: Request) -> Access:
         if not self._tokens:
             return Access()
-        given = _token_of(request.headers.get("authorization", "")).encode()
+        given = _token_of(request.headers.get("authorization", ""))
         found: Access | None = None
         for access, token in self._tokens:  # all of them: the time does not tell which one matched
             if hmac.compare_digest(token.encode(), given) and found is None:
@@ -76,17 +76,20 @@ class Authenticate:
         return found
 
 
-def _token_of(header: str) -> str:
-    """The token of a Bearer header, or the password of a Basic one (browsers ask for that)."""
-    scheme, _, value = header.strip().partition(" ")
-    if scheme.lower() == "bearer":
+def _token_of(header: str) -> bytes:
+    """The token of a Bearer header, or the password of a Basic one (browsers ask for that).
+
+    A header is bytes, which starlette reads as latin-1; tokens are sent and compared as UTF-8.
+    """
+    scheme, _, value = header.encode("latin-1").strip().partition(b" ")
+    if scheme.lower() == b"bearer":
         return value.strip()
-    if scheme.lower() == "basic":
+    if scheme.lower() == b"basic":
         try:
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
-            return ""
-    return ""
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return b""
+    return b""
 
 
 def _refuse_other_sites(request: Request) -> None:

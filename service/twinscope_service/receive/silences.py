@@ -65,8 +65,8 @@ def _book(request: Request) -> Silences:
 async def post_silence(request: Request) -> Answer:
     """`run` or `runs`, `seconds`; optionally `kinds`, `series` (a glob), `reason`.
 
-    The end of a trouble is told all the same; what still fires when the silence is over is told
-    then. The token of one run silences that run only.
+    The end of a trouble that was told is told all the same; what still fires when the silence is
+    over is told then. The token of one run silences that run only.
     """
     book = _book(request)
 
