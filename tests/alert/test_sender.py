@@ -286,6 +286,24 @@ def test_a_target_gets_only_the_runs_kinds_and_states_it_wants(desk: Desk) -> No
     assert senders.pending() == {"ops": 0}
 
 
+def test_the_end_of_what_was_never_told_is_not_told_either(desk: Desk) -> None:
+    """A doubt that only others want, and a trouble that begins and ends in a silence."""
+    window = {"runs": "noisy", "end": "2100-01-01T00:00:00+00:00"}
+    with receiving() as receiver:
+        wanted = targets_of(receiver, provisional=False)
+        senders = alerting(desk, wanted, alert_silences=[window])
+        desk.say(alert("provisional"), run="doubt")
+        desk.say(alert("resolved"), run="doubt")
+        desk.say(alert(), run="noisy")
+        desk.say(alert("resolved"), run="noisy")
+        desk.say(alert(), run="clear")
+        desk.say(alert("resolved"), run="clear")
+        receiver.wait_for(lambda: len(receiver.accepted) == 2)
+        senders.close()
+    assert receiver.told() == [("clear", "level_shift", s) for s in ("firing", "resolved")]
+    assert senders.outcomes["ops", "not_wanted"] == 3
+
+
 def test_nobody_is_told_while_a_silence_window_is_open(desk: Desk) -> None:
     """A window for one run; another run is not silenced. The end of a trouble is always told."""
     window = {"runs": "noisy", "end": "2100-01-01T00:00:00+00:00"}

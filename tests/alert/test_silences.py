@@ -56,15 +56,19 @@ def test_a_silenced_trouble_is_told_when_the_silence_is_over_and_not_before(desk
 
 
 def test_the_end_of_a_silenced_trouble_is_told(desk: Desk) -> None:
-    """Whoever asked for peace wants to know that it is over."""
-    asked(desk)
+    """Whoever heard of it and asked for peace wants to know that it is over; a spike that comes and
+    goes meanwhile is no news."""
     with receiving() as receiver:
         desk.say(alert())
-        desk.say(alert("resolved"))
         senders = alerting(desk, receiver)
         receiver.wait_for(lambda: len(receiver.told()) == 1)
+        asked(desk)
+        desk.say(alert(kind="spike"))
+        desk.say(alert("resolved", kind="spike"))
+        desk.say(alert("resolved"))
+        receiver.wait_for(lambda: len(receiver.told()) == 2)
         senders.close()
-    assert receiver.told() == [("r", "level_shift", "resolved")]
+    assert receiver.told() == [("r", "level_shift", state) for state in ("firing", "resolved")]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,14 @@ from twinscope_service.alert.target import (
 from twinscope_service.alert.text import Noticed
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
-from twinscope_service.store.outbox import Database, Muted, Outbox, OutboxRow
+from twinscope_service.store.outbox import (
+    NOT_WANTED,
+    SILENCED,
+    Database,
+    Muted,
+    Outbox,
+    OutboxRow,
+)
 from twinscope_service.store.silences import Silences
 
 POLL_S = 0.5
@@ -164,12 +171,12 @@ class Sender:
             return POLL_S
         now = self._clock.time()
         first = rows[0]
-        if not self.target.wants(first.news):
-            self._settle(rows[:1], "not_wanted", now)
+        if not self._wants(first):
+            self._settle(rows[:1], NOT_WANTED, now)
             return 0.0
         if first.news["state"] != "resolved" and self._muted(first.news):
             self._outbox.silence(rows[:1], at=now)
-            self._count(self.target.name, "silenced", 1)
+            self._count(self.target.name, SILENCED, 1)
             return 0.0
         group = self._group(rows)
         try:
@@ -183,13 +190,18 @@ class Sender:
         self._settle(group, "delivered", now)
         return 0.0
 
+    def _wants(self, row: OutboxRow) -> bool:
+        """Is it for this target? The end of what it was never told of is not."""
+        ends = row.news["state"] == "resolved"
+        return self.target.wants(row.news) and not (ends and self._outbox.untold(row))
+
     def _group(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """The next news of one run that can go in one message: one piece per notice, in order."""
         group: list[OutboxRow] = []
         for row in rows:
             fits = row.run == rows[0].run and all(row.notice != other.notice for other in group)
             silent = row.news["state"] != "resolved" and self._muted(row.news)
-            if not fits or silent or not self.target.wants(row.news):
+            if not fits or silent or not self._wants(row):
                 break
             group.append(row)
         return group

@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         "silence",
         help="tell nobody about a run's alerts for a while",
         description="Alerts go on being raised and shown; nobody is notified until the silence is "
-        "over. The end of a trouble is told all the same.",
+        "over. The end of a trouble that was told is told too.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("run_name", nargs="?", metavar="RUN", help="one run, by its name")

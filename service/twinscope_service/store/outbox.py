@@ -21,6 +21,8 @@ from twinscope_service.views import AlertView
 
 FELL = "level_fell"  # the trouble, for want of a worse one, of a level that came down
 
+SILENCED, NOT_WANTED = KEPT_BACK = ("silenced", "not_wanted")  # why a target was not told
+
 Muted = Callable[[Mapping[str, Any]], bool]  # news -> does somebody want to be left in peace?
 
 
@@ -235,9 +237,15 @@ class Outbox:
                 "UPDATE outbox SET delivered_at = ?, last_error = ? WHERE id = ?", values
             )
 
+    def untold(self, row: OutboxRow) -> bool:
+        """Was everything before this row, about the same trouble, kept from its target?"""
+        query = "SELECT last_error FROM outbox WHERE target = ? AND notice = ? AND id < ?"
+        before = self._store.read(query, row.target, row.notice, row.id)
+        return bool(before) and all(told["last_error"] in KEPT_BACK for told in before)
+
     def silence(self, rows: Sequence[OutboxRow], *, at: float) -> None:
         """Not sent, because a silence window is open: told again when it is over and they fire."""
-        self.settle(rows, at=at, note="silenced")
+        self.settle(rows, at=at, note=SILENCED)
         with self._store.transaction() as db:
             db.executemany(
                 "UPDATE notices SET told_at = 0 WHERE id = ? AND resolved_at IS NULL",
