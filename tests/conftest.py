@@ -37,7 +37,7 @@ else:
     settings.load_profile("steady")
 
 BINARY = "application/x-safetensors"
-START_S = 60.0
+START_S = 180.0  # the first start of an installation compiles, beside whatever else runs
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,11 @@ def _running(data_dir: Path, **settings: Any) -> Iterator[Service]:
             assert thread.is_alive()
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        yield Service(server.servers[0].sockets[0].getsockname()[1])
+        service = Service(server.servers[0].sockets[0].getsockname()[1])
+        while service.get("/readyz").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield service
     finally:
         server.should_exit = True
         thread.join(START_S)
