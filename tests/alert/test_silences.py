@@ -53,6 +53,9 @@ def test_a_silenced_trouble_is_told_when_the_silence_is_over_and_not_before(desk
         receiver.wait_for(lambda: len(receiver.told()) == 2)
         senders.close()
     assert receiver.told()[1] == ("r", "level_shift", "firing")
+    first = receiver.accepted[1].document["alerts"][0]
+    assert not first["twinscope"]["reminder"]  # of what nobody was told yet
+    assert first["annotations"]["summary"].startswith("[firing] r")
 
 
 def test_the_end_of_a_silenced_trouble_is_told(desk: Desk) -> None:

@@ -267,7 +267,7 @@ class Outbox:
         )
         told = 0
         for row in self._store.read(query, now - repeat_s):
-            news = {**json.loads(row["news"]), "reminder": True}
+            news = {**json.loads(row["news"]), "reminder": self._was_told(row["id"])}
             if muted(news):
                 continue
             with self._store.transaction() as db:
@@ -275,6 +275,11 @@ class Outbox:
                 queue(db, row["id"], row["run"], news, targets=self._targets, at=now)
             told += 1
         return told
+
+    def _was_told(self, notice: int) -> bool:
+        """Was anybody told of it, or will be? Else its first news after a silence is no reminder."""
+        query = "SELECT last_error FROM outbox WHERE notice = ?"
+        return any(row["last_error"] not in KEPT_BACK for row in self._store.read(query, notice))
 
     def pending(self) -> dict[str, int]:
         """Undelivered rows per target."""
