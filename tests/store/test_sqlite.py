@@ -154,6 +154,24 @@ def test_the_size_limit_takes_evidence_first_then_rows_then_steps(store: SqliteS
     assert store.bytes() < full // 4
 
 
+def test_the_size_limit_takes_no_more_than_it_must(store: SqliteStore) -> None:
+    """A few large steps, a little too much: the latest keep everything, and no step is lost."""
+    nothing = store.bytes()
+    for step in range(30):
+        store.close_step(_closed(step, size=100_000))
+    limit = store.bytes() - 250_000
+    store.retain(replace(KEEP_ALL, size_bytes=limit), now=0.0)
+
+    kept = [step for step in range(30) if store.blob("r", step, "evidence") is not None]
+    assert kept == list(range(3, 30))
+    assert store.bytes() <= limit
+    store.retain(replace(KEEP_ALL, size_bytes=nothing + 20_000), now=0.0)
+    left = [view.step for view in store.closed_steps("r")]
+    assert left == list(range(left[0], 30))
+    assert left[0] > 0
+    assert store.bytes() <= nothing + 20_000
+
+
 def test_a_directory_of_the_first_schema_is_brought_forward(tmp_path: Path) -> None:
     """The recorded database of schema 1 is readable for ever."""
     connection = sqlite3.connect(tmp_path / FILE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
+from itertools import accumulate
 
 from twinscope_service.store.base import Retention
 
@@ -53,25 +55,38 @@ def drop_beyond_counts(db: sqlite3.Connection, policy: Retention) -> None:
 
 
 def drop_beyond_size(db: sqlite3.Connection, policy: Retention) -> None:
-    """The oldest evidence, then rows, then whole steps, until the database fits."""
+    """The oldest evidence, then rows, then whole steps, until the database fits and no further."""
     for _ in range(ROUNDS):
-        if live_bytes(db) <= policy.size_bytes:
+        excess = live_bytes(db) - policy.size_bytes
+        if excess <= 0:
             return
-        if not (_drop_oldest(db, "evidence") or _drop_oldest(db, "rows")):
-            query = "SELECT run, step FROM steps ORDER BY closed_at LIMIT ?"
-            _drop_steps(db, db.execute(query, (STEPS_AT_A_TIME,)).fetchall())
+        if not (_drop_oldest(db, "evidence", excess) or _drop_oldest(db, "rows", excess)):
+            query = (
+                "SELECT run, step, length(view) + (SELECT coalesce(sum(length(data)), 0) "
+                "FROM blobs WHERE blobs.run = steps.run AND blobs.step = steps.step) AS bytes "
+                "FROM steps ORDER BY closed_at LIMIT ?"
+            )
+            _drop_steps(db, _enough(db.execute(query, (STEPS_AT_A_TIME,)).fetchall(), excess))
 
 
-def _drop_oldest(db: sqlite3.Connection, kind: str) -> int:
-    """How many blobs of a kind were there to remove."""
-    return db.execute(
-        "DELETE FROM blobs WHERE rowid IN (SELECT blobs.rowid FROM blobs JOIN steps "
-        "USING (run, step) WHERE kind = ? ORDER BY closed_at LIMIT ?)",
-        (kind, STEPS_AT_A_TIME),
-    ).rowcount
+def _drop_oldest(db: sqlite3.Connection, kind: str, excess: int) -> int:
+    """Remove blobs of a kind until `excess` bytes are gone; how many there were to remove."""
+    query = (
+        "SELECT blobs.rowid, length(data) AS bytes FROM blobs JOIN steps USING (run, step) "
+        "WHERE kind = ? ORDER BY closed_at LIMIT ?"
+    )
+    found = _enough(db.execute(query, (kind, STEPS_AT_A_TIME)).fetchall(), excess)
+    db.executemany("DELETE FROM blobs WHERE rowid = ?", [row[:1] for row in found])
+    return len(found)
 
 
-def _drop_steps(db: sqlite3.Connection, steps: list[sqlite3.Row]) -> None:
-    for run, step in steps:
+def _enough(rows: Sequence[sqlite3.Row], excess: int) -> Sequence[sqlite3.Row]:
+    """The first rows whose `bytes`, the last column, add up to `excess`; all, if they do not."""
+    sums = accumulate(row[-1] for row in rows)
+    return rows[: next((i for i, total in enumerate(sums, 1) if total >= excess), len(rows))]
+
+
+def _drop_steps(db: sqlite3.Connection, steps: Sequence[sqlite3.Row]) -> None:
+    for run, step in (row[:2] for row in steps):
         for table in ("steps", "blobs", "scalars"):
             db.execute(f"DELETE FROM {table} WHERE run = ? AND step = ?", (run, step))
