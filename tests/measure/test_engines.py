@@ -218,6 +218,28 @@ def test_a_shifted_sample_is_best_at_its_lag(engine: MeasureEngine, lag: int) ->
     assert sums[LAG_COLUMNS.index("n")] == OPTIONS.lag_window - abs(lag)
 
 
+@pytest.mark.parametrize("kind", ["repeated", "shifted", "spread"])
+@pytest.mark.parametrize("depth", [1.0, 15.0, 30.0])
+def test_k3_keeps_its_digits_at_every_lag(engine: MeasureEngine, kind: str, depth: float) -> None:
+    """One repeated q with Δ near 1e-4, a sample shifted by 3, some tokens at `depth`; clamp 20."""
+    rng = np.random.default_rng(8)
+    noise = 1e-4 * rng.standard_normal(40)
+    q, p = {
+        "repeated": (np.full(40, -depth), np.full(40, -depth) + noise),
+        "shifted": (drawn := -depth * rng.random(40), np.roll(drawn, 3) - 2e-4),
+        "spread": (some := np.where(np.arange(40) % 7 == 3, -depth, -1.0), some + noise),
+    }[kind]
+    found = engine.measure(make_block([q], [p]), OPTIONS)
+    size = OPTIONS.lag_window
+    a, b = q.astype(np.float32).astype(np.float64), p.astype(np.float32).astype(np.float64)
+    for k, lag in enumerate(LAGS):
+        d = b[max(0, lag) : size + min(0, lag)] - a[max(0, -lag) : size - max(0, lag)]
+        d = np.clip(d, -20, 20)
+        small = d**2 / 2 * (1 + d / 3 * (1 + d / 4 * (1 + d / 5 * (1 + d / 6))))
+        exact = np.where(np.abs(d) < 1e-2, small, np.exp(d) - 1 - d).sum()
+        assert found.lags[k, LAG_COLUMNS.index("k3")] == pytest.approx(exact, rel=1e-9, abs=0), lag
+
+
 def test_a_shift_by_the_left_padding_is_found(engine: MeasureEngine) -> None:
     """Lags +pad_left and −pad_left are scanned beside the fixed ones."""
     q = -np.random.default_rng(7).exponential(1, 60)

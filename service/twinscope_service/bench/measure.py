@@ -1,7 +1,7 @@
 """`twinscope bench measure`: the measure stage against what verl computes, on one core.
 
-Three blocks of the same number of tokens: long samples with ids and a mask, the same with side
-information, short samples. Both sides run in this process, warm, in alternating rounds, and are
+Blocks of the same number of tokens: long samples with ids and a mask, the same with side
+information, shorter samples. Both sides run in this process, warm, in alternating rounds, and are
 compared by processor time: only the ratios mean anything on another machine.
 """
 
@@ -32,7 +32,7 @@ from twinscope_service.measure.records import (
 )
 
 SAMPLES = 512
-SHORT = 160  # tokens, the mean of the block of short samples
+SHORTER = (2000, 1000, 160)  # tokens, the means of the blocks of shorter samples
 PROMPT = 256  # tokens
 VOCABULARY = 150_000
 LONGEST = 2.1  # longest sample over the mean: what a response limit leaves of a long tail
@@ -173,7 +173,7 @@ def compare(tokens: int, rounds: int) -> tuple[list[Case], Timing, dict[str, flo
 
     torch.set_num_threads(1)
     block = make_block(tokens)
-    short = make_block(tokens, samples=max(tokens // SHORT, 1))
+    shorter = {mean: make_block(tokens, samples=max(tokens // mean, 1)) for mean in SHORTER}
     verl = peers.installed_verl() or peers.both
     same = agreement(block, MeasureOptions(), verl(*peers.pad(block)))
     sweep = np.ones(256 * 2**20 // 8)
@@ -181,8 +181,9 @@ def compare(tokens: int, rounds: int) -> tuple[list[Case], Timing, dict[str, flo
         cases = [
             time_case(f"{SAMPLES} samples, ids, mask", block, rounds, core=True),
             time_case("+ entropy, ref, versions, groups", add_sides(block), rounds, core=False),
-            time_case(f"samples of {SHORT}, ids, mask", short, rounds, core=False),
         ]
+        for mean, few in shorter.items():
+            cases.append(time_case(f"samples of {mean}, ids, mask", few, rounds, core=False))
         read = interleave({"read": lambda: float(sweep.max())}, rounds)["read"]
     memory = Timing("memory read", read, sweep.nbytes // PAIR_BYTES, sweep.nbytes)
     return cases, memory, same

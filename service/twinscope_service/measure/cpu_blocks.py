@@ -57,7 +57,7 @@ KERNEL_COLUMNS: tuple[str, ...] = sum(_GROUPS, ())
 # b[Q + i] is q of token i. w is 1 where the token counts, else 0; raw is Δ, d is Δ clamped.
 # STRIDE is not a power of two: else token i of every buffer would fall into one set of the cache.
 STRIDE = BLOCK + 40
-W, Q, P, RAW, D, RHO, K3, EQ, EP, WP, WM, R, LR, SPARE, CARRY = (STRIDE * i for i in range(15))
+W, Q, P, RAW, D, RHO, K3, EQ, EP, WP, WM, R, LR, SPARE, MET, CARRY = (STRIDE * i for i in range(16))
 CARRIED = 8  # of the token before the block: w, lr, Δ, was q a fill, was p a fill
 
 

@@ -57,6 +57,7 @@ class CpuEngine:
         side = cpu_side.to_side(block, order)
         side_totals = cpu_side.new_side_totals(block, options.lag_window)
         cpu_kernel.measure_samples(pairs, settings, buffers, window, side, totals, side_totals)
+        cpu_kernel.finish_q_profile(totals)
         spans = version_spans(block, pairs, settings, buffers)
         found = to_measured(block, pairs, totals, side_totals, spans)
         return summarise(block, order, first, found)

@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from twinscope_service.measure import cpu_blocks as blocks
-from twinscope_service.measure.cpu_blocks import RAW, SENTINEL, SPARE, SUMS, D, P, Q, W
+from twinscope_service.measure.cpu_blocks import MET, RAW, SENTINEL, SPARE, SUMS, D, P, Q, W
 from twinscope_service.measure.cpu_math import ELEMENTWISE, k3_at, log_block
 from twinscope_service.measure.layout import PROMPT_WINDOW
 from twinscope_service.measure.records import (
@@ -26,9 +26,11 @@ from twinscope_service.measure.records import (
 )
 
 HASH_MULTIPLIER = 2654435761
+OTHER_TOKEN = np.uint64(2**32 - 1)
 FLOAT_MAX = float(np.finfo(np.float32).max)
 TOKEN_BUCKETS = PROFILES["token"]
-NEW, IN_PROMPT, IN_RESPONSE = -1, 0, 1  # where an id was met before
+IN_PROMPT, IN_RESPONSE = 0, 1  # where an id is
+MET_NOWHERE, MET_IN_PROMPT, MET_IN_RESPONSE = 1.0, 2.0, 3.0  # ... was met before; 0: unknown id
 
 ENTROPY = ("h_n", "h", "hh", "ph", "dh", "surprise", "surprise2", "qsurprise", "qsurprise2")
 KEPT = ("kept_n", "kept_log", "kept_k3", "kept_abs")
@@ -153,13 +155,16 @@ def add_side(
     b: F64,
     start: int,
     n: int,
+    known: int,
     row: int,
     slot: NDArray[np.uint32],
     out: SideTotals,
 ) -> None:
-    """All passes but `add_ids` over the block of tokens start..start+n. Overwrites XW, X, Y."""
+    """All passes over the block of tokens start..start+n; the first `known` of them went through
+    `meet_ids`. Overwrites XW, X, Y."""
     sums, here = out.rows[row], slice(start, start + n)
     if side.ids.size > 0:
+        add_met(b, known, sums)
         add_token_profile(side.ids[here], b, slot, out.token)
     if side.entropy.size > 0:
         keep_entropy(side.entropy[here], b)
@@ -328,52 +333,57 @@ def add_token_profile(
 
 
 @njit(nogil=True, cache=True)
-def add_ids(side: Side, b: F64, start: int, n: int, row: int, fresh: bool, out: SideTotals) -> None:
-    """IDS of the n tokens from `start`; `fresh`: they begin the row, whose prompt comes first."""
+def meet_ids(side: Side, b: F64, start: int, n: int, row: int, fresh: bool, table: I64) -> None:
+    """MET of the n tokens from `start`; `fresh`: they begin the row, whose prompt comes first."""
     stamp = row + 1
     if fresh:
         for i in range(side.edges[row, 0], side.edges[row, 1]):
             if side.prompts[i] >= 0:
-                meet(out.table, stamp, int(side.prompts[i]), IN_PROMPT)
-    sums = out.rows[row, AT_IDS:]
+                meet(table, stamp, int(side.prompts[i]), IN_PROMPT)
+    ids, met = side.ids[start : start + n], b[MET : MET + n]
     for i in range(n):
-        token = int(side.ids[start + i])
-        if token < 0:
-            continue
-        before = meet(out.table, stamp, token, IN_RESPONSE)
-        if b[W + i] == 0.0:
-            continue
-        d, rho = b[D + i], b[blocks.RHO + i]
-        add_id(sums, 0, d, rho)
-        if before != NEW:
-            add_id(sums, 3, d, rho)
-        if before == IN_RESPONSE:
-            add_id(sums, 6, d, rho)
+        met[i] = meet(table, stamp, int(ids[i]), IN_RESPONSE) if ids[i] >= 0 else 0.0
 
 
 @njit(nogil=True, cache=True)
-def meet(table: I64, stamp: int, token: int, where: int) -> int:
-    """Note that `token` is at `where`; returns where it was before: NEW, IN_PROMPT, IN_RESPONSE.
+def meet(table: I64, stamp: int, token: int, where: int) -> float:
+    """Note that `token` is at `where`; returns where it was met before.
 
     An entry is (stamp, token, where) in 30, 32 and 1 bits; with another stamp it counts as empty,
-    so that the table serves one row after another without being cleared.
+    so that the table serves one row after another without being cleared. Whether an id is new
+    cannot be predicted, so nothing branches on it; only ids that share a slot do (same stamp,
+    other token: the difference is between 1 and 2^32 - 1, one comparison).
     """
     last = table.size - 1
     key = (stamp << 32) | token
     slot = (token * HASH_MULTIPLIER >> 7) & last
-    while table[slot] >> 33 == stamp:
-        if table[slot] >> 1 == key:
-            before = table[slot] & 1
-            table[slot] |= where
-            return int(before)
+    differs = (table[slot] >> 1) ^ key
+    while np.uint64(differs - 1) < OTHER_TOKEN:
         slot = (slot + 1) & last
+        differs = (table[slot] >> 1) ^ key
+    before = table[slot] & 1
     table[slot] = (key << 1) | where
-    return NEW
+    return float(MET_NOWHERE + (differs == 0) * (1.0 + before))
 
 
-@njit(nogil=True, cache=True)
-def add_id(sums: F64, at: int, d: float, rho: float) -> None:
-    """n, Δ, expm1(Δ) at sums[at:]."""
-    sums[at] += 1.0
-    sums[at + 1] += d
-    sums[at + 2] += rho
+@njit(nogil=True, cache=True, error_model="numpy", fastmath=SUMS)
+def add_met(b: F64, n: int, sums: F64) -> None:
+    """n, Δ and expm1(Δ) of counted tokens with known ids, of those met before, in the response."""
+    ids = ids_d = ids_rho = seen = seen_d = seen_rho = resp = resp_d = resp_rho = 0.0
+    for i in range(n):
+        met, w, d, rho = b[MET + i], b[W + i], b[D + i], b[blocks.RHO + i]
+        known = min(met, MET_NOWHERE)
+        before = max(min(met, MET_IN_PROMPT) - MET_NOWHERE, 0.0)
+        again = max(met - MET_IN_PROMPT, 0.0)
+        ids += known * w
+        ids_d += known * d
+        ids_rho += known * rho
+        seen += before * w
+        seen_d += before * d
+        seen_rho += before * rho
+        resp += again * w
+        resp_d += again * d
+        resp_rho += again * rho
+    found = (ids, ids_d, ids_rho, seen, seen_d, seen_rho, resp, resp_d, resp_rho)
+    for c, value in enumerate(found):
+        sums[AT_IDS + c] += value
