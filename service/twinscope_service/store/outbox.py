@@ -277,7 +277,7 @@ class Outbox:
         return told
 
     def _was_told(self, notice: int) -> bool:
-        """Was anybody told of it, or will be? Else its first news after a silence is no reminder."""
+        """Was anybody told of it, or will be? If not, its next news are no reminder."""
         query = "SELECT last_error FROM outbox WHERE notice = ?"
         return any(row["last_error"] not in KEPT_BACK for row in self._store.read(query, notice))
 
