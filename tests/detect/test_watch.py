@@ -12,7 +12,7 @@ import pytest
 from twinscope_service.detect import watch as watching
 from twinscope_service.detect.findings import DetectOptions, Finding, Observation
 from twinscope_service.detect.presence import StepSeen
-from twinscope_service.detect.series import observe
+from twinscope_service.detect.series import GROUP_LABELS, observe
 from twinscope_service.detect.watch import RunWatch, watch, watch_from_json
 from twinscope_service.measure.derive import derive
 from twinscope_service.measure.engine import build_engine
@@ -211,3 +211,39 @@ def test_series_that_disappear_are_forgotten() -> None:
         observations = [Observation(name, step, 1.0, 1000, 8)]
         state, _ = watch(state, observations, seen=seen(step), options=OPTIONS)
     assert len(state.series) <= watching.FORGET // 10 + 2
+
+
+def test_labels_that_are_new_in_every_step_do_not_pile_up() -> None:
+    """An identifier of the prompt instead of the replica: 64 a step, none of them twice."""
+    state = RunWatch()
+    for step in range(12):
+        names = [f"k3{{prompt={step}-{i}}}" for i in range(64)]
+        observations = [Observation(name, step, 1.0, 1000, 8) for name in names]
+        observations.append(Observation("k3", step, 1e-4, 1000, 8))
+        state, _ = watch(state, observations, seen=seen(step), options=OPTIONS)
+    assert len(state.series) == GROUP_LABELS + 1
+    assert set(names) <= state.series.keys()
+
+
+def test_the_alert_of_a_replica_that_was_taken_out_ends() -> None:
+    """As its runbook advises; forty steps later, and a healthy one that rests is kept."""
+    rng, state, findings = np.random.default_rng(4), RunWatch(), list[Finding]()
+    for step in range(130):
+        there = ["0", "1"] + (["bad", "resting"] if step < 60 else [])
+        levels = {name: math.exp(0.1 * rng.standard_normal()) for name in there}
+        if step >= 40 and "bad" in levels:
+            levels["bad"] *= 4.0
+        observations = [
+            Observation(f"k3{{replica={name}}}", step, value, 1000, 8, expected=1.0, family=4)
+            for name, value in levels.items()
+        ]
+        state, found = watch(state, observations, seen=seen(step), options=OPTIONS)
+        findings += found
+    last = findings[-1]
+    assert (last.kind, last.state, last.series) == ("level_shift", "resolved", "k3{replica=bad}")
+    assert (last.step, last.onset_step) == (100, 40)
+    assert last.message == (
+        "rollout_train_kl of replica=bad: the level shift of step 40 is over: it has not been seen "
+        "for 41 steps (step 100)"
+    )
+    assert state.series.keys() == {f"k3{{replica={name}}}" for name in ("0", "1", "resting")}

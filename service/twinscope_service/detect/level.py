@@ -122,6 +122,30 @@ def ready(state: SeriesState) -> bool:
     return state.x[k.READY] == 1.0
 
 
+def in_trouble(state: SeriesState) -> bool:
+    """Was something reported that is not over?"""
+    return any(getattr(state, name) is not None for name in _EXCURSIONS)
+
+
+def ended(state: SeriesState, series: str, *, step: int, steps: int) -> list[Finding]:
+    """The end of what was reported about a series that is not watched any more."""
+    linear = state.x[k.TWO_SIDED] == 1.0
+    kinds: dict[Kind, Excursion | None] = {
+        "spike": state.spike, "level_shift": state.shift, "growth": state.growth,
+    }  # fmt: skip
+    found = []
+    for kind, known in kinds.items():
+        if known is not None:
+            before, after = (y if linear else math.exp(y) for y in (known.before, known.after))
+            ratio = None if linear else after / before
+            finding = Finding(
+                kind, "resolved", series, step, known.onset_step, before, after, ratio, None, ""
+            )
+            over = f"is over: it has not been seen for {steps} steps"
+            found.append(replace(finding, message=describe(finding, over=over)))
+    return found
+
+
 def update(
     state: SeriesState, seen: Observation, *, options: DetectOptions
 ) -> tuple[SeriesState, list[Finding]]:

@@ -14,12 +14,13 @@ from twinscope_service.detect import level, presence
 from twinscope_service.detect.findings import DetectOptions, Finding, Observation
 from twinscope_service.detect.level import SeriesState
 from twinscope_service.detect.presence import PresenceState, StepSeen
-from twinscope_service.detect.series import observe
+from twinscope_service.detect.series import GROUP_LABELS, observe
 from twinscope_service.measure.derive import derive
 from twinscope_service.measure.records import MeasureOptions, Summary
 from twinscope_service.views import AlertView, StepView
 
 LAYOUT = 1  # of the stored state; another number starts afresh
+GONE_TIMES = 2  # times `resolve_steps` without a group in trouble until it is out of it
 FORGET = 200  # closed steps after which a series that is not seen any more is dropped
 
 
@@ -91,10 +92,38 @@ def watch(
             series[one.series], found = level.update(known, one, options=options)
             seen_at[one.series] = tick
             findings += found
-    for name in [name for name, last in seen_at.items() if tick - last > FORGET]:
+    for name in leaving(series, seen_at, tick=tick, options=options):
+        findings += level.ended(series[name], name, step=seen.step, steps=tick - seen_at[name])
         del series[name], seen_at[name]
     after = RunWatch(series, seen_at, there, tick, seen.step, None, restarts, state.out_of_order)
     return after, findings
+
+
+def leaving(
+    series: Mapping[str, SeriesState],
+    seen_at: Mapping[str, int],
+    *,
+    tick: int,
+    options: DetectOptions,
+) -> list[str]:
+    """Series that are dropped: not seen for long, or crowded out by newer labels of their name.
+
+    A group that is in trouble and then gone was taken out, as its alert advises: it leaves sooner,
+    so that the alert ends. Labels that are new in every step are no replicas, and must not pile up.
+    """
+    patience = {
+        name: GONE_TIMES * options.resolve_steps
+        for name, state in series.items()
+        if "{" in name and level.in_trouble(state)
+    }
+    found = [name for name, last in seen_at.items() if tick - last > patience.get(name, FORGET)]
+    crowds: dict[str, list[str]] = {}
+    for name in sorted(seen_at.keys() - set(found), key=lambda name: (seen_at[name], name)):
+        if "{" in name:
+            crowds.setdefault(name.partition("=")[0], []).append(name)
+    for crowd in crowds.values():
+        found += crowd[: max(len(crowd) - GROUP_LABELS, 0)]
+    return found
 
 
 def is_ready(state: RunWatch, series: str = "k3") -> bool:
