@@ -309,7 +309,8 @@ class SqliteStore:
             retention.drop_beyond_counts(db, retention_policy)
             retention.drop_beyond_size(db, retention_policy)
         with self._write_lock, _translated():
-            self._writer.execute(f"PRAGMA incremental_vacuum({retention.VACUUM_PAGES})").fetchall()
+            # Not execute(): it would step once, which frees one page.
+            self._writer.executescript(f"PRAGMA incremental_vacuum({retention.VACUUM_PAGES})")
 
     def bytes(self) -> int:
         """Size of what the database holds."""
