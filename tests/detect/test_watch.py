@@ -203,6 +203,23 @@ def test_a_stored_state_of_another_layout_starts_afresh() -> None:
     assert watch_from_json(None) == RunWatch()
 
 
+def test_a_series_of_another_version_starts_afresh_and_the_others_go_on() -> None:
+    """An upgrade that gave the detectors one more slot: no crash, no step without a verdict."""
+    state = RunWatch()
+    for step in range(25):
+        observations = [Observation(name, step, 1e-4, 1000, 8) for name in ("k3", "abs_p50")]
+        state, _ = watch(state, observations, seen=seen(step), options=OPTIONS)
+    stored = state.as_json()
+    stored["series"]["k3"]["x"] = stored["series"]["abs_p50"]["x"][:-12]
+    state = watch_from_json(stored)
+    assert state.series.keys() == state.seen_at.keys() == {"abs_p50"}
+    observations = [Observation(name, 25, 1e-4, 1000, 8) for name in ("k3", "abs_p50")]
+    state, findings = watch(state, observations, seen=seen(25), options=OPTIONS)
+    assert not findings
+    assert watching.is_ready(state, "abs_p50")
+    assert not watching.is_ready(state, "k3")
+
+
 def test_series_that_disappear_are_forgotten() -> None:
     """Memory stays bounded when labels come and go."""
     state = RunWatch()

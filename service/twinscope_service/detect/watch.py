@@ -6,7 +6,8 @@ findings. `build_detect` is what the pipeline calls when a step closes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -48,6 +49,13 @@ class RunWatch:
         }
 
 
+def _readable(stored: Mapping[str, Any]) -> Iterator[tuple[str, SeriesState]]:
+    """A series that was stored by another version of the detectors starts afresh by itself."""
+    for name, state in stored.items():
+        with suppress(ValueError):
+            yield name, level.from_json(state)
+
+
 _PLAIN = ("tick", "last_step", "back_at", "restarts", "out_of_order")
 
 
@@ -55,9 +63,10 @@ def watch_from_json(stored: Mapping[str, Any] | None) -> RunWatch:
     """Inverse of `as_json`. A state of another version starts afresh: a burn-in, never a crash."""
     if stored is None or stored.get("layout") != LAYOUT:
         return RunWatch()
+    series = dict(_readable(stored["series"]))
     return RunWatch(
-        series={name: level.from_json(state) for name, state in stored["series"].items()},
-        seen_at=dict(stored["seen_at"]),
+        series=series,
+        seen_at={name: tick for name, tick in stored["seen_at"].items() if name in series},
         presence=presence.presence_from_json(stored["presence"]),
         **{name: stored[name] for name in _PLAIN},
     )
