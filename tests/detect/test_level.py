@@ -64,6 +64,44 @@ def test_a_twentyfold_shift_is_reported_at_once_and_confirmed_within_five_steps(
     assert "shifted at step 100" in shift.message
 
 
+@pytest.mark.parametrize("before", [25, 60])
+def test_a_twentyfold_shift_is_sure_within_five_steps_whatever_the_noise_does(before: int) -> None:
+    """Three wild values in a row are enough: the clipped statistic alone took up to nine steps."""
+    for seed in range(31_000 + before, 31_060 + before):
+        rng = np.random.default_rng(seed)
+        values = np.concatenate([
+            1e-4 * np.exp(0.1 * rng.standard_normal(before)),
+            2e-3 * np.exp(0.1 * rng.standard_normal(8)),
+        ])  # fmt: skip
+        findings = [f for f in watch(values)[1] if f.step >= before and f.state != "resolved"]
+        assert findings[0].step <= before + 1
+        shift = of(findings, "level_shift")[0]
+        assert (shift.step <= before + 4, shift.onset_step) == (True, before), seed
+
+
+def test_a_wild_batch_above_a_shift_that_stands_is_a_spike() -> None:
+    """The alert of a new level may stand for the rest of the run; it must not hide what follows."""
+    values = healthy(260, seed=11)
+    values[60:] *= 1.4
+    values[200] *= 100
+    _, findings = watch(values)
+    assert [(f.kind, f.state, f.onset_step) for f in findings if f.step >= 100] == [
+        ("spike", "firing", 200), ("spike", "resolved", 200),
+    ]  # fmt: skip
+
+
+def test_a_great_rise_above_a_level_that_fell_is_reported_at_once() -> None:
+    """Less mismatch for sixteen steps, told as such; then twenty times as much."""
+    for seed in range(10):
+        values = healthy(90, seed=seed)
+        values[60:] *= 0.5
+        values[76:] *= 20
+        late = [f for f in watch(values)[1] if f.step >= 76]
+        assert (late[0].kind, late[0].step) == ("spike", 76)
+        shift = of(late, "level_shift")[0]
+        assert (shift.step <= 80, shift.onset_step) == (True, 76), seed
+
+
 # rollout_train_kl of examples/grpo_cpu.py: weights no longer synchronised from step 10 on.
 NO_SYNC_FROM_10 = [
     .000398, .000386, .000401, .000373, .000399, .000431, .000423, .000402, .000425, .000434,

@@ -31,6 +31,7 @@ FLOOR = 1e-12  # smallest level on a log scale: k3 of float32 log-probs that dif
 CONFIRM_TICKS = 10  # a provisional shift is confirmed within this many ticks, or withdrawn
 FEWEST = 5  # values on either side of a rise inside the burn-in
 GROWTH_QUIET = 60  # ticks without a growth alarm after which growth is over
+IN_A_ROW = 3  # wild values that are a shift, whatever the other detectors say
 SHIFT = k.UP | k.DOWN | k.CERTIFIED
 ASTRAY = 3  # of a steady level a twentieth lies beyond two scales; of a shifted one, most
 BACK = "is over: back at the level before it"
@@ -213,7 +214,7 @@ class _Work:
             if self.shift is None:
                 self._compare_within_burn_in()
         self._growth(bits)
-        shifted = bool(bits & SHIFT) and self._shift(bits)
+        shifted = (bool(bits & SHIFT) or self._third(bits)) and self._shift(bits)
         if not shifted:
             self._provisional(bits)
         self._spike(bits, shifted=shifted)
@@ -223,7 +224,7 @@ class _Work:
         """A level-shift detector alarmed: localise, learn the new level, report if it matters."""
         x = self.x
         direction = -1.0 if bits & k.DOWN and not bits & k.UP else 1.0
-        n = k.onset(direction, x, self.rings)
+        n = k.onset(direction, x, self.rings) if bits & SHIFT else IN_A_ROW
         before, spread = x[k.CENTER] + x[k.REF_SUM] / x[k.REF_N], x[k.SCALE]
         after = k.newest_median(n, int(x[k.COUNT]), self.rings[0])
         known, new = self.shift, True
@@ -237,6 +238,8 @@ class _Work:
             return False  # certain but small: it may still grow; after a while it is learnt
         evidence = self._evidence(bits, n)
         confidence = math.exp(-100.0 / likelihood_arl(max(x[k.GLR_UP], x[k.GLR_DOWN])))
+        if not bits & SHIFT:
+            confidence = math.exp(-100.0 * x[k.SPIKE_P] * x[k.SPIKE_P_LAST])
         onset_step = self._step_back(n)
         k.settle(n, x, self.rings, self.ordered)
         if known is not None and (over or turned):
@@ -328,17 +331,41 @@ class _Work:
             confidence=math.exp(-100.0 * p * p), evidence=self._evidence(bits, 2),
         )  # fmt: skip
 
+    def _third(self, bits: int) -> bool:
+        """Is this the third wild value in a row, on the side of the two before?
+
+        Each beyond the limit of a spike: that is no chance. The likelihood ratio clips every value,
+        so the noise around even a very large shift may hold it up for some steps.
+        """
+        tick, known = int(self.x[k.COUNT]), self.shift
+        if known is not None and known.state == "provisional":
+            before, after, third = known.before, known.after, known.tick + 1
+        elif self.spike is not None:
+            before, after, third = self.spike.before, self.spike.after, self.spike.tick + 2
+        else:
+            return False
+        y = self.rings[0][(tick - 1) % k.RING]
+        same_side = (y - before) * (after - before) > 0.0
+        wild = bool(bits & k.SPIKE) and self._stands_out(before, y)
+        return tick == third and same_side and wild
+
     def _spike(self, bits: int, *, shifted: bool) -> None:
-        """One value far outside: a spike; over with the next ordinary value, or with a shift."""
+        """One value far outside: a spike; over with the next ordinary value, or with a shift.
+
+        Also above the level of a shift that stands, once that level was learnt.
+        """
         x, tick = self.x, int(self.x[k.COUNT])
         y = self.rings[0][(tick - 1) % k.RING]
         wild = bool(bits & k.SPIKE) and not shifted and self._stands_out(x[k.MEDIAN], y)
-        goes_on = shifted or self.shift is not None
+        learnt = self.shift is None or (
+            self.shift.state == "firing" and tick - self.shift.tick >= k.RESETTLE
+        )
+        goes_on = shifted or not learnt
         if self.spike is not None and (goes_on or not wild):
             over = "goes on as a level shift" if goes_on else "is over"
             self._report("spike", "resolved", self.spike, over=over)  # with its own height
             self.spike = None
-        elif wild and self.spike is None and self.shift is None:
+        elif wild and self.spike is None and learnt:
             self.spike = Excursion("firing", tick, self.seen.step, x[k.MEDIAN], y, x[k.SCALE])
             self._report(
                 "spike", "firing", self.spike,
@@ -429,7 +456,7 @@ class _Work:
         x = self.x
         names = (("likelihood", k.UP | k.DOWN), ("certified", k.CERTIFIED), ("pair", k.PAIR))
         return {
-            "detectors": [name for name, bit in names if bits & bit],
+            "detectors": [name for name, bit in names if bits & bit] or ["in a row"],
             "steps_since_onset": n,
             "likelihood_statistic": max(x[k.GLR_UP], x[k.GLR_DOWN]),
             "certified_run_length": x[k.SR],
