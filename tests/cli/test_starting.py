@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import twinscope_service
+
+RECORDINGS = Path(twinscope_service.__file__).parent / "recordings"
 COMMAND = [sys.executable, "-m", "twinscope_service"]
 
 
@@ -61,3 +65,35 @@ def test_the_command_in_a_trainer_image_names_the_extra() -> None:
 
     assert ended.returncode == 2
     assert "twinscope[service]" in ended.stderr
+
+
+def test_the_demonstration_keeps_clear_of_the_users_own_settings() -> None:
+    """A token, a switch and an address that are meant for other services; any free port."""
+    mine = {
+        "TWINSCOPE_TOKEN": "mine",
+        "TWINSCOPE_DISABLED": "1",
+        "TWINSCOPE_MIN_TOKENS": "100000000",
+        "TWINSCOPE_URL": "http://127.0.0.1:9",
+    }
+    command = [*COMMAND, "demo", "--once", "--port", "0"]
+    ended = subprocess.run(
+        command, env={**os.environ, **mine}, capture_output=True, text=True, timeout=280
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert "stale_weights" in ended.stdout
+
+
+@pytest.mark.parametrize("form", [["--json"], []], ids=["long", "short"])
+def test_output_that_nobody_reads_is_no_error(form: list[str]) -> None:
+    """As in `| head`: the pipe is closed before anything is written."""
+    trace = str(RECORDINGS / "healthy_bf16.safetensors")
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        ended = subprocess.run(
+            [*COMMAND, "analyze", *form, trace], stdout=closed, stderr=subprocess.PIPE, text=True
+        )
+
+    assert ended.stderr == ""
+    assert ended.returncode == (141 if form else 1)  # rich, which writes the short one, says 1

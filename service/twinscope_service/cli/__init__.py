@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import sys
 from collections.abc import Sequence
 
 from twinscope.errors import TwinScopeError
 
+STDOUT = 1  # file descriptor
 INSTALL = "pip install 'twinscope[service]', in a clone: pip install '.[service]'"
 
 
@@ -18,7 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run one command, turn a TwinScopeError into one readable line on stderr."""
     try:
         args = _parser().parse_args(argv)
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0].startswith("twinscope"):
             raise
@@ -27,8 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TwinScopeError as error:
         print(f"twinscope: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return 141  # as a shell says of a program that a closed pipe ended
     except KeyboardInterrupt:
         return 130
+
+
+def _nobody_reads() -> bool:
+    """Whether it is our output that is closed (`| head`); then the rest of it goes nowhere."""
+    look = select.poll()
+    look.register(STDOUT, 0)  # asks for nothing: a pipe without a reader is told all the same
+    if not look.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:

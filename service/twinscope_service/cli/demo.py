@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import socket
 import subprocess
@@ -30,7 +31,7 @@ def add(commands: Any) -> None:
         description="Starts a service and replays a recorded GRPO run through the real HTTP path: "
         f"from step {FAULT_STEP} on the engine gets no new weights. Nothing of it is kept.",
     )
-    parser.add_argument("--port", type=int, default=8321)
+    parser.add_argument("--port", type=int, default=8321, help="0 takes a free one")
     parser.add_argument("--once", action="store_true", help="stop when the run has been shown")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.set_defaults(run=run)
@@ -41,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    _require_free(args.port)
+    port = _free_port(args.port)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service goes too
     console.print("starting a service ...")
-    url = f"http://127.0.0.1:{args.port}"
-    with tempfile.TemporaryDirectory(prefix="twinscope-demo-") as data, _service(args.port, data):
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(prefix="twinscope-demo-") as data, _service(port, data):
         last = _replay(console, url)
         console.print(f"\npage     {url}/\nmetrics  {url}/metrics\nAPI      {url}/docs")
         if args.once:
@@ -58,21 +59,30 @@ def run(args: argparse.Namespace) -> int:
     return 0 if last["verdict"] == "inconsistent" else 1
 
 
-def _require_free(port: int) -> None:
-    """Another service on the port would take the demonstration for a run of its own."""
+def _free_port(port: int) -> int:
+    """The port, once it is known to be free: another service there would take the demonstration
+    for a run of its own."""
     try:
-        socket.create_server(("127.0.0.1", port)).close()
+        with socket.create_server(("127.0.0.1", port)) as found:
+            return int(found.getsockname()[1])
     except OSError as error:
         raise TwinScopeError(f"port {port} is taken; give another one with --port") from error
+    except OverflowError as error:
+        raise TwinScopeError(f"--port: got {port}; use 0 to 65535") from error
 
 
 @contextmanager
 def _service(port: int, data_dir: str) -> Iterator[None]:
-    """A real `twinscope serve` in its own process, up before the block runs."""
+    """A real `twinscope serve` in its own process, up before the block runs.
+
+    With default settings: a token, a grace or a switch of the user's own service is not for it.
+    """
     command = [sys.executable, "-m", "twinscope_service", "serve", "--port", str(port)]
+    command += ["--data-dir", data_dir]
+    plain = {name: text for name, text in os.environ.items() if not name.startswith("TWINSCOPE_")}
     log = Path(data_dir) / "service.log"
     with log.open("w") as out:
-        process = subprocess.Popen([*command, "--data-dir", data_dir], stdout=out, stderr=out)
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=plain)
         try:
             _await_ready(process, f"http://127.0.0.1:{port}/readyz", log)
             yield
@@ -108,7 +118,10 @@ def _replay(console: Any, url: str) -> dict[str, Any]:
     console.print(f"From step {FAULT_STEP} on the engine gets no new weights.\n")
     console.print(f"{'step':>4}  {'rollout_train_kl':>16}  {'mean |Δ|':>9}  {'verdict':<13} cause")
     step: dict[str, Any] = {}
-    with Probe(url, RUN) as probe, Progress(console=console, transient=True) as progress:
+    with (
+        Probe(url, RUN, environment={}) as probe,
+        Progress(console=console, transient=True) as progress,
+    ):
         for batch in progress.track(steps, description="replaying"):
             if batch.tensors["rollout_version"][0] == batch.step:
                 probe.event("weight_sync", step=batch.step, version=batch.step)
