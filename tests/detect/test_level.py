@@ -77,6 +77,7 @@ def test_a_twentyfold_shift_is_sure_within_five_steps_whatever_the_noise_does(be
         assert findings[0].step <= before + 1
         shift = of(findings, "level_shift")[0]
         assert (shift.step <= before + 4, shift.onset_step) == (True, before), seed
+        assert shift.evidence["detectors"]
 
 
 def test_a_wild_batch_above_a_shift_that_stands_is_a_spike() -> None:
@@ -85,7 +86,9 @@ def test_a_wild_batch_above_a_shift_that_stands_is_a_spike() -> None:
     values[60:] *= 1.4
     values[200] *= 100
     _, findings = watch(values)
-    assert [(f.kind, f.state, f.onset_step) for f in findings if f.step >= 100] == [
+    late = [f for f in findings if f.step >= 100]
+    assert late[0].evidence["detectors"] == []
+    assert [(f.kind, f.state, f.onset_step) for f in late] == [
         ("spike", "firing", 200), ("spike", "resolved", 200),
     ]  # fmt: skip
 

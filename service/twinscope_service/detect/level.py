@@ -240,6 +240,7 @@ class _Work:
         confidence = math.exp(-100.0 / likelihood_arl(max(x[k.GLR_UP], x[k.GLR_DOWN])))
         if not bits & SHIFT:
             confidence = math.exp(-100.0 * x[k.SPIKE_P] * x[k.SPIKE_P_LAST])
+            evidence["detectors"].append("in a row")
         onset_step = self._step_back(n)
         k.settle(n, x, self.rings, self.ordered)
         if known is not None and (over or turned):
@@ -456,7 +457,7 @@ class _Work:
         x = self.x
         names = (("likelihood", k.UP | k.DOWN), ("certified", k.CERTIFIED), ("pair", k.PAIR))
         return {
-            "detectors": [name for name, bit in names if bits & bit] or ["in a row"],
+            "detectors": [name for name, bit in names if bits & bit],
             "steps_since_onset": n,
             "likelihood_statistic": max(x[k.GLR_UP], x[k.GLR_DOWN]),
             "certified_run_length": x[k.SR],
