@@ -42,7 +42,7 @@ class Settings(BaseSettings):
     block_tokens: int = Field(default=4_000_000, ge=1000, description="Tokens measured at a time: bounds the memory of one measurement.")
 
     step_grace_s: float = Field(default=30.0, gt=0, description="A step closes this long after its last train-side data, seconds, if it was neither complete nor closed by a call.")
-    max_pending_tokens: int = Field(default=64_000_000, ge=1, description="Tokens that may wait for their other side, all runs together; beyond it batches get 429.")
+    max_pending_tokens: int = Field(default=128_000_000, ge=1, description="Tokens that may wait for their other side, all runs together; beyond it batches get 429.")
     max_pending_samples: int = Field(default=2_000_000, ge=1, description="Samples that may wait for their other side, all runs together; beyond it batches get 429.")
     pending_ttl_s: float = Field(default=3600.0, gt=0, description="A sample without its other side is given up after this time, seconds, and counted.")
     remember_steps: int = Field(default=64, ge=1, le=10_000, description="Closed steps per run whose samples are remembered, to tell a late or repeated sample from a new one.")
