@@ -66,7 +66,7 @@ def test_a_twentyfold_shift_is_reported_at_once_and_confirmed_within_five_steps(
 
 @pytest.mark.parametrize("before", [25, 60])
 def test_a_twentyfold_shift_is_sure_within_five_steps_whatever_the_noise_does(before: int) -> None:
-    """Three wild values in a row are enough: the clipped statistic alone took up to nine steps."""
+    """Five wild values in a row are enough: the clipped statistic alone took up to nine steps."""
     for seed in range(31_000 + before, 31_060 + before):
         rng = np.random.default_rng(seed)
         values = np.concatenate([

@@ -31,7 +31,7 @@ FLOOR = 1e-12  # smallest level on a log scale: k3 of float32 log-probs that dif
 CONFIRM_TICKS = 10  # a provisional shift is confirmed within this many ticks, or withdrawn
 FEWEST = 5  # values on either side of a rise inside the burn-in
 GROWTH_QUIET = 60  # ticks without a growth alarm after which growth is over
-IN_A_ROW = 3  # wild values that are a shift, whatever the other detectors say
+IN_A_ROW = 5  # wild values that are a shift, whatever the other detectors say
 SHIFT = k.UP | k.DOWN | k.CERTIFIED
 ASTRAY = 3  # of a steady level a twentieth lies beyond two scales; of a shifted one, most
 BACK = "is over: back at the level before it"
@@ -214,7 +214,7 @@ class _Work:
             if self.shift is None:
                 self._compare_within_burn_in()
         self._growth(bits)
-        shifted = (bool(bits & SHIFT) or self._third(bits)) and self._shift(bits)
+        shifted = (bool(bits & SHIFT) or self._in_a_row(bits)) and self._shift(bits)
         if not shifted:
             self._provisional(bits)
         self._spike(bits, shifted=shifted)
@@ -230,7 +230,9 @@ class _Work:
         known, new = self.shift, True
         over = turned = False
         if known is not None and known.state == "firing":
-            over = self._near(after, known.before, known.spread)
+            # The level after is a median of n values: it may miss the old one by that error as well.
+            reach = known.spread * (1.0 + 2.0 / math.sqrt(n))
+            over = self._near(after, known.before, reach)
             new = turned = not over and self._turned(known, before, after)
             if not new:
                 before, spread = known.before, known.spread
@@ -332,23 +334,23 @@ class _Work:
             confidence=math.exp(-100.0 * p * p), evidence=self._evidence(bits, 2),
         )  # fmt: skip
 
-    def _third(self, bits: int) -> bool:
-        """Is this the third wild value in a row, on the side of the two before?
+    def _in_a_row(self, bits: int) -> bool:
+        """Is this the fifth wild value in a row, on the side of those before?
 
-        Each beyond the limit of a spike: that is no chance. The likelihood ratio clips every value,
-        so the noise around even a very large shift may hold it up for some steps.
+        That is no chance. The likelihood ratio clips every value, so the noise around even a very
+        large shift may hold it up for some steps.
         """
         tick, known = int(self.x[k.COUNT]), self.shift
         if known is not None and known.state == "provisional":
-            before, after, third = known.before, known.after, known.tick + 1
+            before, after, first = known.before, known.after, known.tick - 1
         elif self.spike is not None:
-            before, after, third = self.spike.before, self.spike.after, self.spike.tick + 2
+            before, after, first = self.spike.before, self.spike.after, self.spike.tick
         else:
             return False
         y = self.rings[0][(tick - 1) % k.RING]
         same_side = (y - before) * (after - before) > 0.0
-        wild = bool(bits & k.SPIKE) and self._stands_out(before, y)
-        return tick == third and same_side and wild
+        wild = bits & k.SPIKE and bits & k.PAIR and self._stands_out(before, y)
+        return tick == first + IN_A_ROW - 1 and same_side and bool(wild)
 
     def _spike(self, bits: int, *, shifted: bool) -> None:
         """One value far outside: a spike; over with the next ordinary value, or with a shift.
