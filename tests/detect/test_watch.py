@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from twinscope_service.detect import level
 from twinscope_service.detect import watch as watching
 from twinscope_service.detect.findings import DetectOptions, Finding, Observation
 from twinscope_service.detect.presence import StepSeen
@@ -203,21 +204,24 @@ def test_a_stored_state_of_another_layout_starts_afresh() -> None:
     assert watch_from_json(None) == RunWatch()
 
 
-def test_a_series_of_another_version_starts_afresh_and_the_others_go_on() -> None:
-    """An upgrade that gave the detectors one more slot: no crash, no step without a verdict."""
-    state = RunWatch()
-    for step in range(25):
-        observations = [Observation(name, step, 1e-4, 1000, 8) for name in ("k3", "abs_p50")]
-        state, _ = watch(state, observations, seen=seen(step), options=OPTIONS)
-    stored = state.as_json()
-    stored["series"]["k3"]["x"] = stored["series"]["abs_p50"]["x"][:-12]
-    state = watch_from_json(stored)
-    assert state.series.keys() == state.seen_at.keys() == {"abs_p50"}
-    observations = [Observation(name, 25, 1e-4, 1000, 8) for name in ("k3", "abs_p50")]
-    state, findings = watch(state, observations, seen=seen(25), options=OPTIONS)
-    assert not findings
-    assert watching.is_ready(state, "abs_p50")
-    assert not watching.is_ready(state, "k3")
+def test_a_series_of_another_version_starts_afresh_and_its_alert_still_ends() -> None:
+    """An upgrade that gave the detectors one more slot, while a shift of k3 stands."""
+    rng, state, findings = np.random.default_rng(5), RunWatch(), list[Finding]()
+    for step in range(90):
+        k3 = 1e-4 * math.exp(0.1 * rng.standard_normal()) * (5.0 if 40 <= step < 60 else 1.0)
+        observations = [Observation("k3", step, k3, 1000, 8)]
+        observations.append(Observation("abs_p50", step, 1e-2, 1000, 8))
+        if step == 55:
+            stored = state.as_json()
+            slots = level.unpack(stored["series"]["k3"]["x"])
+            stored["series"]["k3"]["x"] = level.pack(slots[:-1])
+            state = watch_from_json(stored)
+            assert not watching.is_ready(state, "k3")
+            assert watching.is_ready(state, "abs_p50")
+        state, found = watch(state, observations, seen=seen(step), options=OPTIONS)
+        findings += found
+    shifts = [(f.state, f.onset_step) for f in findings if f.kind == "level_shift"]
+    assert shifts[-2:] == [("firing", 40), ("resolved", 40)]
 
 
 def test_series_that_disappear_are_forgotten() -> None:

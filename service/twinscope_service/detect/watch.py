@@ -7,12 +7,12 @@ findings. `build_detect` is what the pipeline calls when a step closes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from twinscope_service.detect import level, presence
 from twinscope_service.detect.findings import DetectOptions, Finding, Observation
+from twinscope_service.detect.kernels import TWO_SIDED
 from twinscope_service.detect.level import SeriesState
 from twinscope_service.detect.presence import PresenceState, StepSeen
 from twinscope_service.detect.series import GROUP_LABELS, observe
@@ -50,10 +50,22 @@ class RunWatch:
 
 
 def _readable(stored: Mapping[str, Any]) -> Iterator[tuple[str, SeriesState]]:
-    """A series that was stored by another version of the detectors starts afresh by itself."""
+    """A series that was stored by another version of the detectors starts afresh by itself.
+
+    It keeps what was reported of it, or those alerts would never end.
+    """
     for name, state in stored.items():
-        with suppress(ValueError):
+        try:
             yield name, level.from_json(state)
+        except ValueError:
+            x = level.unpack(state["x"])
+            afresh = level.fresh(name, two_sided=len(x) > TWO_SIDED and x[TWO_SIDED] == 1.0)
+            spike, shift, growth = (_reported(state[kind]) for kind in ("spike", "shift", "growth"))
+            yield name, replace(afresh, spike=spike, shift=shift, growth=growth)
+
+
+def _reported(stored: Mapping[str, Any] | None) -> level.Excursion | None:
+    return None if stored is None else level.Excursion(**{**stored, "tick": 0, "calm": 0})
 
 
 _PLAIN = ("tick", "last_step", "back_at", "restarts", "out_of_order")
@@ -63,10 +75,9 @@ def watch_from_json(stored: Mapping[str, Any] | None) -> RunWatch:
     """Inverse of `as_json`. A state of another version starts afresh: a burn-in, never a crash."""
     if stored is None or stored.get("layout") != LAYOUT:
         return RunWatch()
-    series = dict(_readable(stored["series"]))
     return RunWatch(
-        series=series,
-        seen_at={name: tick for name, tick in stored["seen_at"].items() if name in series},
+        series=dict(_readable(stored["series"])),
+        seen_at=dict(stored["seen_at"]),
         presence=presence.presence_from_json(stored["presence"]),
         **{name: stored[name] for name in _PLAIN},
     )
