@@ -43,6 +43,16 @@ def test_the_temperature_drill_ends_with_the_temperature(
     assert [event["kind"] for event in service.get("/v1/runs/a%2Fb/events").json()] == ["finished"]
 
 
+def test_a_fault_that_stays_within_the_bands_is_a_drill_that_holds(
+    start: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four times the usual level is still an `ok` level: what must not fail is the alert."""
+    status = main(["drill", "--fault", "low_precision_logits", "--url", start().url])
+    shown = capsys.readouterr().out
+    assert status == 0, shown
+    assert "the level stays in its band; the alert speaks of the change" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

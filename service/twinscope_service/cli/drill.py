@@ -213,8 +213,8 @@ def links(
     cause = last["diagnosis"][0]["cause"] if last["diagnosis"] else "none"
     verdict: bool | None = last["verdict"] != "ok"
     level = ""
-    if made.quiet and not verdict:
-        verdict, level = None, ", as it should be: the level stays in its band"
+    if not verdict and (made.quiet or (alerts and cause == made.cause)):
+        verdict, level = None, ": the level stays in its band; the alert speaks of the change"
     alerts = sorted(alerts, key=lambda alert: alert["series"] != "k3")  # else the newest
     newest = alerts[0]["message"] if alerts else "no alert since the onset"
     found: list[tuple[str, bool | None, str]] = [
