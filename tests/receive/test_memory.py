@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import platform
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
+import pytest
 from service_process import ServiceProcess, running_service
 
 from twinscope import wire
+from twinscope_service.memory import LARGE_BODY, give_back_after
 
 CLIENTS, ROUNDS = 4, 2
 BODY_BYTES = 64 << 20
@@ -76,3 +81,25 @@ def test_four_clients_with_64_megabytes_each(tmp_path: Path) -> None:
             steps = service.get(f"/v1/runs/client-{client}/steps")["steps"]
             assert [step["samples"] for step in steps] == [256] * ROUNDS
     assert peak <= 2.5 * CLIENTS * BODY_BYTES + ALLOWANCE, f"{peak >> 20} MiB"
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_what_a_large_body_leaves_in_the_middle_of_a_heap_is_given_back() -> None:
+    """Objects of a worker thread are freed between those that stay."""
+    kept: list[bytes] = []
+
+    def work() -> None:
+        made = [bytes(1000) for _ in range(200_000)]
+        kept.extend(made[::1000])
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+        before = _resident_bytes()
+        assert not give_back_after(LARGE_BODY - 1)
+        assert give_back_after(LARGE_BODY)
+        assert _resident_bytes() < before - (50 << 20)
+    assert len(kept) == 200

@@ -14,6 +14,7 @@ from twinscope.wire.header import check_name, check_run
 from twinscope.wire.json_form import decode_json
 from twinscope.wire.schema import CONTENT_TYPE
 from twinscope.wire.strict_json import parse
+from twinscope_service.memory import give_back_after
 from twinscope_service.receive.access import Access
 from twinscope_service.receive.answers import Answer, read_step
 from twinscope_service.receive.body import content_type, received_body
@@ -59,6 +60,14 @@ async def post_batch(request: Request) -> Answer:
 
 def _accept(edge: Edge, access: Access, body: memoryview | bytes, batch_id: str | None) -> Answer:
     """Decode and hand over; runs on a worker thread."""
+    try:
+        return _ingest(edge, access, body, batch_id)
+    finally:
+        give_back_after(len(body))
+
+
+def _ingest(edge: Edge, access: Access, body: memoryview | bytes, batch_id: str | None) -> Answer:
+    """In a frame of its own: what it made is gone when memory is given back."""
     batch = decode(body, limits=edge.limits)
     access.require(batch.run)
     return Answer(edge.pipeline.ingest(body, batch, batch_id=batch_id).as_json(), 202)
