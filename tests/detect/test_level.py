@@ -189,6 +189,16 @@ def test_one_wild_batch_of_any_size_is_a_spike_and_never_a_level_shift(
     assert not [f for f in findings if f.kind == "level_shift"]
 
 
+def test_a_wild_batch_on_top_of_values_that_happen_to_be_high_is_a_spike_all_the_same() -> None:
+    """The values before it bring the statistic near its limit; it would have been a shift x87."""
+    values = healthy(160, seed=123_109, center=2.5e-4)
+    values[60] *= 100
+    _, findings = watch(values)
+    assert [(f.kind, f.state, f.step) for f in findings] == [
+        ("spike", "firing", 60), ("spike", "resolved", 61),
+    ]  # fmt: skip
+
+
 def test_a_ramp_is_called_growth_before_it_has_grown_fourfold() -> None:
     """Doubling every 50 steps from step 150 on."""
     for seed in range(5):

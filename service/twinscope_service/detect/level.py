@@ -227,10 +227,12 @@ class _Work:
         n = k.onset(direction, x, self.rings) if bits & SHIFT else IN_A_ROW
         before, spread = x[k.CENTER] + x[k.REF_SUM] / x[k.REF_N], x[k.SCALE]
         after = k.newest_median(n, int(x[k.COUNT]), self.rings[0])
+        if not self._holds_without_wildest(n, direction, before):
+            return False
         known, new = self.shift, True
         over = turned = False
         if known is not None and known.state == "firing":
-            # The level after is a median of n values: it may miss the old one by that error as well.
+            # The level after is a median of n values: that error may be added to the scatter.
             reach = known.spread * (1.0 + 2.0 / math.sqrt(n))
             over = self._near(after, known.before, reach)
             new = turned = not over and self._turned(known, before, after)
@@ -257,6 +259,19 @@ class _Work:
         self.shift = Excursion("firing", int(x[k.COUNT]), onset_step, before, after, spread)
         self._report("level_shift", "firing", self.shift, confidence=confidence, evidence=evidence)
         return True
+
+    def _holds_without_wildest(self, n: int, direction: float, before: float) -> bool:
+        """Is there a change still when the most extreme of the n values since it is left out?
+
+        A wild batch on top of values that happen to be high is a spike.
+        """
+        count = int(self.x[k.COUNT])
+        since = [direction * self.rings[0][tick % k.RING] for tick in range(count - n, count)]
+        others = sorted(since)[:-1]
+        if not others:
+            return False
+        without = direction * median(others)
+        return direction * (without - before) > 0.0 and self._matters(before, without)
 
     def _turned(self, known: Excursion, now: float, after: float) -> bool:
         """Has a fall become a rise from where it led, or a rise a fall below where it began?
