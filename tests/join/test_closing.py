@@ -41,17 +41,21 @@ def test_data_for_a_closed_step_are_late_or_repeated() -> None:
 
 
 def test_a_rollout_that_was_used_is_a_duplicate_even_without_a_step() -> None:
-    """A new sample that reuses the id is not."""
+    """It is counted with the step that used it. A new sample that reuses the id is none."""
     desk = _closed_desk()
-    assert outcomes(desk.send(batch_of(SAMPLES[:6], "rollout"))) == [DUPLICATE] * 6
+    plan = desk.send(batch_of(SAMPLES[:6], "rollout"))
+    assert outcomes(plan) == [DUPLICATE] * 6
+    assert {placed.step for placed in plan.placements} == {0}
     reused = [replace(s, q=s.q - 1) for s in SAMPLES[:3]]
     assert outcomes(desk.send(batch_of(reused, "rollout"))) == [WAITING] * 3
 
 
 def test_a_rollout_that_its_closed_step_missed_is_late() -> None:
-    """It would wait for ever: its train side was given up with the step."""
+    """It would wait for ever: its train side was given up with the step, which counts it."""
     desk = _closed_desk()
-    assert outcomes(desk.send(batch_of(SAMPLES[6:], "rollout"))) == [LATE, WAITING]
+    plan = desk.send(batch_of(SAMPLES[6:], "rollout"))
+    assert outcomes(plan) == [LATE, WAITING]
+    assert [placed.step for placed in plan.placements] == [0, None]
 
 
 def test_a_response_without_ids_may_come_again_in_a_later_step() -> None:

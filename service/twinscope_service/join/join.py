@@ -128,8 +128,9 @@ class Join:
         for entry in having:
             if sides <= entry.parts.keys() and self._equal(arriving, index, entry):
                 return Placement(index, Outcome.DUPLICATE, step=entry.step)
-        if any(self._remembers(arriving, index, closed) for closed in recalled):
-            return Placement(index, Outcome.DUPLICATE)
+        used = [closed for closed in recalled if self._remembers(arriving, index, closed)]
+        if used:
+            return Placement(index, Outcome.DUPLICATE, step=used[-1])
         lacking = [e for e in live if sides - e.parts.keys() and self._equal(arriving, index, e)]
         if having and not lacking:
             raise _conflict(arriving.sample_id(index), having[0].step)
@@ -153,8 +154,9 @@ class Join:
             return next((m for m in meetings if first.difference and not m.difference), first)
         if sides == {"ref"} and live:
             return Placement(index, Outcome.LATE, step=live[0].step)
-        if any(self._missed(arriving, index, closed) for closed in recalled):
-            return Placement(index, Outcome.LATE)
+        missed = [closed for closed in recalled if self._missed(arriving, index, closed)]
+        if missed:
+            return Placement(index, Outcome.LATE, step=missed[-1])
         if {"rollout", "train"} <= sides:
             return self._met(arriving, index, None)
         return Placement(index, Outcome.WAITING, step=step)
