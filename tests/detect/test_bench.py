@@ -80,10 +80,43 @@ def test_detections_are_counted_by_hand() -> None:
         [(case, alarm(62), placed), (case, alarm(), None), (case, alarm(30, 70), None),
          (case, alarm(60), None)], 1.0,
     )  # fmt: skip
-    assert found.delays == [3, detect_series.AFTER, 1]
+    assert found.delays == {0: 3, 1: detect_series.AFTER, 3: 1}  # the third alarmed too early
     assert found.errors == [1.0, 0.0]  # estimated 61 for 60; without an estimate the alarm
     assert (found.missed, found.early) == (1, 1)
     assert found.exposure == 40 + 40 + 10 + 40  # after a burn-in of 20
+
+
+def test_chance_of_an_uneven_split_is_that_of_a_coin() -> None:
+    """Later in 8 of 10, level in one, one alarmed before the change: P(at least 8) twice."""
+
+    def row(delays: dict[int, int]) -> detect.Row:
+        return detect.Row("a", "x", 3.0, 3.0, 0.0, 0, 100, 0.0, delays)
+
+    mine = row({**dict.fromkeys(range(8), 4), 8: 1, 9: 1, 10: 3})
+    other = row({**dict.fromkeys(range(11), 3), 11: 1})
+    assert detect.by_chance(mine, other) == (8, 2, pytest.approx(2 * (45 + 10 + 1) / 1024))
+    assert detect.by_chance(mine, mine) == (0, 0, 1.0)
+
+
+def test_an_alarm_on_an_outlier_is_neither_false_nor_a_find() -> None:
+    """Two outliers, of the healthy series and of the other; counted strictly, both are alarms."""
+    y, _ = arl.noise(arl.NORMAL, 120, seed=1)
+    wild = np.arange(120) == 50
+    cases = [Case("n", "n healthy", y, None, wild), Case("n", "n 5σ", y, 60, wild)]
+    scores = {"x": [np.where(wild, 9.0, 0.1), np.where(wild, 9.5, np.where(y == y[70], 9.1, 0.05))]}
+    (row,) = detect.compare(cases, scores)
+    assert (row.early, row.delays) == (0, {0: 11})
+    (strict,) = detect_report.strictly(cases, scores)
+    assert (strict.early, strict.delays) == (1, {})
+
+
+def test_a_detector_is_judged_on_the_cases_it_looked_at() -> None:
+    """The slowest see a part of them only."""
+    y, _ = arl.noise(arl.NORMAL, 120, seed=1)
+    cases = [Case("n", "n healthy", y, None), *[Case("n", "n 5σ", y, 60)] * 2]
+    late = np.where(np.arange(120) >= 61, 1.0, 0.0)
+    (row,) = detect.compare(cases, {"slow": [np.zeros(120), None, late]})
+    assert row.delays == {0: 2}
 
 
 def test_our_onset_of_a_large_shift_is_exact() -> None:
@@ -97,11 +130,12 @@ def test_the_table_says_where_somebody_is_earlier_and_what_it_costs_them() -> No
     """One family lost to a detector that misses a third of it, one that is level."""
 
     def row(family: str, detector: str, median: float, missed: float = 0.0) -> detect.Row:
-        return detect.Row(family, detector, median, median, missed, 0, 100, 0.0)
+        delays = dict.fromkeys(range(6), int(median)) | {6: 2}
+        return detect.Row(family, detector, median, median, missed, 0, 100, 0.0, delays)
 
     rows = [row("a", detect.OURS, 3), row("a", "x", 1, 1 / 3), row("b", detect.OURS, 2),
             row("b", "x", 2)]  # fmt: skip
-    assert detect_report.losses(rows)[2:] == ["| a | 3 | 1 | x (33% missed) |"]
+    assert detect_report.losses(rows)[2:] == ["| a | 3 | 1 | x (33% missed) | 6 / 0 | 0.03 |"]
     ours = detect_report.summary_table(rows, {})[2]
     assert ours.startswith(f"| {detect.OURS} | 1 of 2 | 0 | 2.5 |")
 

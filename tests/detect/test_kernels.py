@@ -89,6 +89,44 @@ def test_scores_are_standard_normal_while_nothing_changes() -> None:
     assert inside.std() == pytest.approx(clipped.std(), rel=0.08)
 
 
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.6])
+def test_likelihood_ratio_divides_by_the_standard_deviation_of_an_autocorrelated_sum(
+    phi: float,
+) -> None:
+    """Against the covariance matrix of AR(1), on scores of which no single one decides."""
+    u = np.array([0.4, 1.2, 0.9, 1.4, 1.1, 0.8])  # oldest first
+    x = [0.0] * k.SLOTS
+    x[k.COUNT], x[k.PENDING], x[k.REF_N], x[k.PHI] = 100.0, 6.0, 80.0, phi
+    scores = [0.0] * k.RING
+    scores[94:100] = u.tolist()
+    k._likelihood(x, scores)
+    shared = (1.0 + phi) / (1.0 - phi) / 80.0
+    expected = {}
+    for n in range(2, 7):
+        lag = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+        variance = (phi**lag).sum() if phi else float(n)
+        total = u[-n:].sum() - n * n * k.DRIFT_ALLOWANCE
+        expected[n] = total / math.sqrt(variance + n * n * shared)
+    best = max(expected, key=expected.__getitem__)
+    assert (x[k.GLR_UP], x[k.GLR_UP_N]) == (pytest.approx(expected[best]), best)
+    assert x[k.GLR_DOWN] == 0.0
+
+
+def test_skewness_of_the_reference_is_taken_out_of_a_score() -> None:
+    """Cornish and Fisher's first term, half believed at fifty values; none without skewness."""
+    values = np.tile([-1.0, -1.0, 0.0, 0.0, 2.0], 10)
+    x = [0.0] * k.SLOTS
+    x[k.REF_N], x[k.REF_SUM] = 50.0, 0.0
+    x[k.REF_SQ], x[k.REF_CU] = float((values**2).sum()), float((values**3).sum())
+    spread = float(values.var())
+    skew = 0.5 * float((values**3).mean()) / spread**1.5
+    assert k._straighten(2.0, spread, x) == pytest.approx(2.0 - skew / 6.0 * 3.0)
+    assert k._straighten(-2.0, spread, x) == pytest.approx(-2.0 - skew / 6.0 * 3.0)
+    assert k._straighten(9.0, spread, x) == k._straighten(k.BENT, spread, x)
+    x[k.REF_CU] = 0.0
+    assert k._straighten(2.0, spread, x) == 2.0
+
+
 def test_ranks_of_the_certified_detector_make_a_martingale() -> None:
     """E[R] never exceeds the ticks, on a skewed law: the theorem, by simulation."""
     slots = np.array([k.SR])

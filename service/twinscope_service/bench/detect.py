@@ -9,11 +9,12 @@ own measures. docs/detectors.md holds the last run; `--series` names the folder 
 from __future__ import annotations
 
 import hashlib
+import math
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,7 @@ class Row:
     early: int  # cases with an alarm before the change
     exposure: int  # healthy steps looked at before the change
     onset_error: float  # median distance of estimated and true onset, steps; nan: never detected
+    delays: Mapping[int, int] = field(default_factory=dict)  # number of the case -> steps
 
 
 def score(y: F64, seed: int = 1) -> F64:
@@ -119,7 +121,7 @@ def limit_at(healthy: Sequence[F64], run_length: float) -> float:
 class Detections:
     """What one detector did on the cases of one family at one limit."""
 
-    delays: list[int]  # of detected and missed (AFTER) cases without an earlier alarm
+    delays: dict[int, int]  # of detected and missed (AFTER) cases without an earlier alarm
     errors: list[float]  # onset errors of the detected ones, steps
     missed: int
     early: int  # cases with an alarm before the change
@@ -127,11 +129,14 @@ class Detections:
 
 
 def detections(cases: Sequence[tuple[Case, F64, F64 | None]], limit: float) -> Detections:
-    """(case, its scores, its estimated onsets or None) to delays; None: the alarm is the onset."""
-    found: list[int] = []
+    """(case, its scores, its estimated onsets or None) to delays; None: the alarm is the onset.
+
+    Cases are numbered as they come.
+    """
+    found: dict[int, int] = {}
     errors: list[float] = []
     missed = early = exposure = 0
-    for case, scores, placed in cases:
+    for number, (case, scores, placed) in enumerate(cases):
         assert case.change is not None
         hits = np.nonzero(scores >= limit)[0]
         first = int(hits[0]) if len(hits) else len(scores)
@@ -139,39 +144,65 @@ def detections(cases: Sequence[tuple[Case, F64, F64 | None]], limit: float) -> D
         if first < case.change:
             early += 1
         elif first < len(scores):
-            found.append(first - case.change + 1)
+            found[number] = first - case.change + 1
             errors.append(abs((first if placed is None else placed[first]) - case.change))
         else:
             missed += 1
-            found.append(data.AFTER)
+            found[number] = data.AFTER
     return Detections(found, errors, missed, early, exposure)
 
 
 def compare(
     cases: Sequence[Case],
-    scores: dict[str, list[F64]],
+    scores: Mapping[str, Sequence[F64 | None]],
     placed: Mapping[str, Sequence[F64 | None]] | None = None,
 ) -> list[Row]:
-    """Every detector on every family. `scores`, `placed`: detector -> one array per case."""
+    """Every detector on every family. `scores`, `placed`: detector -> one array per case.
+
+    None among the scores: that detector did not look at this case.
+    """
     rows = []
     families = list(dict.fromkeys(c.family for c in cases if c.change is not None))
     for detector, found in scores.items():
+        where = (placed or {}).get(detector) or [None] * len(cases)
+        seen = [
+            (case, judged(case, one), place)
+            for case, one, place in zip(cases, found, where, strict=True)
+            if one is not None
+        ]
         limits: dict[str, float] = {}
         for noise in {case.noise for case in cases}:
-            pairs = zip(cases, found, strict=True)
-            healthy = [s for c, s in pairs if c.noise == noise and c.change is None]
+            healthy = [s for c, s, _ in seen if c.noise == noise and c.change is None]
             limits[noise] = limit_at(healthy, RUN_LENGTH)
-        nowhere: list[F64 | None] = [None] * len(cases)
-        where = (placed or {}).get(detector) or nowhere
-        triples = list(zip(cases, found, where, strict=True))
         for family in families:
-            members = [one for one in triples if one[0].family == family]
+            members = [one for one in seen if one[0].family == family]
             rows.append(_row(family, detector, detections(members, limits[members[0][0].noise])))
     return rows
 
 
+def judged(case: Case, scores: F64) -> F64:
+    """Without the steps that are wild themselves: whoever alarms there is right, and not early.
+
+    Such an alarm finds no shift either, so both before and after the change it does not count.
+    """
+    return scores if case.events is None else np.where(case.events, 0.0, scores)
+
+
+def by_chance(mine: Row, other: Row) -> tuple[int, int, float]:
+    """Series in which `mine` is later, and earlier, than `other`; probability of a split as uneven.
+
+    A two-sided sign test on the series that neither alarmed in before the change.
+    """
+    both = mine.delays.keys() & other.delays.keys()
+    later = sum(mine.delays[case] > other.delays[case] for case in both)
+    earlier = sum(mine.delays[case] < other.delays[case] for case in both)
+    n = later + earlier
+    tail = sum(math.comb(n, i) for i in range(max(later, earlier), n + 1)) / 2**n
+    return later, earlier, min(1.0, 2.0 * tail)
+
+
 def _row(family: str, detector: str, got: Detections) -> Row:
-    delays = got.delays or [data.AFTER]
+    delays = list(got.delays.values()) or [data.AFTER]
     return Row(
         family,
         detector,
@@ -181,6 +212,7 @@ def _row(family: str, detector: str, got: Detections) -> Row:
         early=got.early,
         exposure=got.exposure,
         onset_error=float(np.median(got.errors)) if got.errors else float("nan"),
+        delays=got.delays,
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from twinscope_service.bench import detect
 from twinscope_service.bench import detect_series as data
 from twinscope_service.bench.detect import OURS, Row
-from twinscope_service.bench.detect_series import F64
+from twinscope_service.bench.detect_series import F64, Case
 
 EVENT_DETECTORS = ("three_sigma", "ewma", "page_hinkley", "adwin")
 SKIP = ("zero", "pelt", "kernel")  # no online delay to compare
@@ -20,15 +21,20 @@ SKIP = ("zero", "pelt", "kernel")  # no online delay to compare
 INTRODUCTION = """# Detector benchmark
 
 Made by `make bench-detect TRACES=DIR SERIES=DIR`: {paths} series per family, {healthy} healthy ones
-of 1000 steps per law. Delays are in steps, the step of the change counting 1, at one false alarm
-per {run_length:.0f} healthy steps of the same noise for every detector (a column says what came of
-it on other healthy steps). In brackets the share missed within 60 steps; – : the median case is
-missed. @60 and @220: the step of the change. Families without a σ are steps resampled from recorded
-vLLM/transformers runs, with 5, 20 or 100 % faulty samples. Onset error: median distance of the
-estimated onset (for a detector that does not localise: of the alarm) from the true one, averaged
-over families.
+of {steps} steps per law (for KSWIN, the slowest, at most {few} and {few_healthy}). Delays are in
+steps, the step of the change counting 1, at one false alarm per {run_length:.0f} healthy steps of
+the same noise for every detector (a column says what came of it on other healthy steps, those
+before the changes). A step that is an outlier itself is an event: an alarm there is neither false
+nor a find, for any detector. In brackets the share missed within 60 steps; – : the median case is
+missed. Our detectors were developed on series from other seeds than these. @60 and @220: the step
+of the change. Families without a σ are steps resampled from recorded vLLM/transformers runs, with
+5, 20 or 100 % faulty samples. Onset error: median distance of the estimated onset (for a detector
+that does not localise: of the alarm) from the true one, averaged over families.
 
 ![Median delays, one dot per family](detectors_benchmark.svg)
+"""
+STRICT_NOTE = """The families with outliers once more, with every alarm counted, also one on a step
+that is an outlier. A detector that reports such steps then needs a higher limit for shifts:
 """
 TCPD_NOTE = """TCPD: univariate series, z-scored, with TCPDBench's F1 (margin 5) and covering. Ours
 are the onsets that are reported online, at three targets.
@@ -57,11 +63,12 @@ def run(
         cases += list(more)
     public = [] if series is None else data.tcpd(series)
     events = [] if series is None else data.cloud_monitoring(series)
-    arrays = {f"c{i}": case.y for i, case in enumerate(cases)}
+    keys = [f"{'m' if case.extra else 'c'}{i}" for i, case in enumerate(cases)]
+    arrays = {key: case.y for key, case in zip(keys, cases, strict=True)}
     arrays |= {f"t{i}": one.y for i, one in enumerate(public)}
     arrays |= {f"e{i}": y for i, (_, y, _) in enumerate(events)}
     scores = {OURS: {key: detect.score(y) for key, y in arrays.items()}}
-    onsets = {OURS: {f"c{i}": detect.onsets(case.y) for i, case in enumerate(cases)}}
+    onsets = {OURS: {key: detect.onsets(arrays[key]) for key in keys}}
     costs = {OURS: detect.own_cost()}
     if rivals.exists():
         theirs = detect.ask_rivals(arrays, rivals, only=only, kept=kept)
@@ -72,12 +79,12 @@ def run(
         print(f"{rivals}: not there, so only our own rows; see docs/detectors.md", file=sys.stderr)
     online = {name: found for name, found in scores.items() if name not in SKIP}
     scored, placed = (
-        {n: [s[f"c{i}"] for i in range(len(cases))] for n, s in found.items()}
-        for found in (online, onsets)
+        {n: [s.get(key) for key in keys] for n, s in found.items()} for found in (online, onsets)
     )
     rows = detect.compare(cases, scored, placed)
     lines = ["## Summary\n", *summary_table(rows, costs), "", *losses(rows)]
     lines += ["\n## Every family\n", *delay_table(rows)]
+    lines += ["", STRICT_NOTE, *delay_table(strictly(cases, scored))]
     if public:
         lines += ["\n## Public labelled series\n", TCPD_NOTE, *tcpd_table(public, scores)]
     if events:
@@ -86,7 +93,12 @@ def run(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         about = INTRODUCTION.format(
-            paths=paths, healthy=healthy_paths, run_length=detect.RUN_LENGTH
+            paths=paths,
+            healthy=healthy_paths,
+            steps=data.HEALTHY_STEPS,
+            few=data.FEW,
+            few_healthy=data.FEW_HEALTHY,
+            run_length=detect.RUN_LENGTH,
         )
         page = "\n".join((about, *lines, ""))
         (out / "detectors_benchmark.md").write_text(page, encoding="utf-8")
@@ -144,15 +156,29 @@ def _best_other(rows: Sequence[Row], row: Row) -> float:
 
 def losses(rows: Sequence[Row]) -> list[str]:
     """Every family where somebody is earlier than we are: who, and what else they do there."""
-    lines = ["| where we are later | ours | best | by |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| where we are later | ours | best | by | series later / earlier | by chance |",
+        "|" + " --- |" * 6,
+    ]
     for mine in (row for row in rows if row.detector == OURS):
         best = _best_other(rows, mine)
         if best >= mine.median_delay:
             continue
         by = [o for o in rows if o.family == mine.family and o.median_delay == best]
         named = ", ".join(o.detector + (f" ({o.missed:.0%} missed)" * (o.missed > 0)) for o in by)
-        lines.append(f"| {mine.family} | {mine.median_delay:g} | {best:g} | {named} |")
+        later, earlier, chance = min((detect.by_chance(mine, o) for o in by), key=lambda f: f[2])
+        cells = (mine.family, f"{mine.median_delay:g}", f"{best:g}", named)
+        lines.append("| " + " | ".join((*cells, f"{later} / {earlier}", f"{chance:.1g}")) + " |")
     return lines
+
+
+def strictly(cases: Sequence[Case], scores: Mapping[str, Sequence[F64 | None]]) -> list[Row]:
+    """The families with events again, with alarms on events counted like all others."""
+    wild = [i for i, case in enumerate(cases) if case.events is not None]
+    return detect.compare(
+        [replace(cases[i], events=None) for i in wild],
+        {name: [found[i] for i in wild] for name, found in scores.items()},
+    )
 
 
 def tcpd_table(public: Sequence[data.Annotated], scores: dict[str, dict[str, F64]]) -> list[str]:

@@ -25,6 +25,9 @@ SIZES = (1.0, 1.75, 3.0, 7.5, 30.0)  # in standard deviations; with 10 % noise 3
 SYNTHETIC = ("normal", "t4", "gamma4", "ar03", "outliers", "drift")
 FRACTIONS = (0.05, 0.2, 1.0)  # of the samples of a step that are faulty
 AFTER = 60  # steps after the change
+HEALTHY_STEPS = 280  # of a healthy series: about as long as the longest one with a change
+OUTLIER = 4.9  # of the outlier law: a step this far off is an event itself
+FEW, FEW_HEALTHY = 20, 80  # series per family and healthy ones that the slowest detectors see
 EVENT_STEPS = 600  # of each event series: the slowest rival takes milliseconds per step
 MARGIN = 5  # TCPDBench: a reported change this near a labelled one is right
 
@@ -37,6 +40,8 @@ class Case:
     family: str
     y: F64
     change: int | None
+    events: NDArray[np.bool_] | None = None  # steps that are wild themselves: any alarm is right
+    extra: bool = False  # not shown to the slowest detectors
 
 
 def synthetic(*, paths: int, healthy_paths: int, seed: int) -> Iterator[Case]:
@@ -44,15 +49,21 @@ def synthetic(*, paths: int, healthy_paths: int, seed: int) -> Iterator[Case]:
     for name in SYNTHETIC:
         law = arl.LAWS.index(name)
         for path in range(healthy_paths):
-            y, _ = arl.noise(law, 1000, seed=seed + 7919 * path)
-            yield Case(name, f"{name} healthy", y, None)
+            y, _ = arl.noise(law, HEALTHY_STEPS, seed=seed + 7919 * path)
+            yield Case(name, f"{name} healthy", y, None, _events(law, y), path >= FEW_HEALTHY)
         for path in range(paths):
             for at in (60, 200 + path % 40):
                 y, _ = arl.noise(law, at + AFTER, seed=seed + 104_729 + 31 * path + at)
                 for size in SIZES:
                     shifted = y + np.where(np.arange(len(y)) >= at, size, 0.0)
                     when = "@60" if at == 60 else "@220"
-                    yield Case(name, f"{name} {size:g}σ {when}", shifted, at)
+                    family = f"{name} {size:g}σ {when}"
+                    yield Case(name, family, shifted, at, _events(law, y), path >= FEW)
+
+
+def _events(law: int, y: F64) -> NDArray[np.bool_] | None:
+    """Steps of healthy noise y that are outliers: whoever alarms there is right, not early."""
+    return np.abs(y) >= OUTLIER if law == arl.OUTLIERS else None
 
 
 def traces(folder: Path, *, paths: int, healthy_paths: int, seed: int) -> Iterator[Case]:
@@ -63,15 +74,16 @@ def traces(folder: Path, *, paths: int, healthy_paths: int, seed: int) -> Iterat
     """
     healthy = sample_sums(folder / "healthy_bf16.safetensors")
     rng = np.random.default_rng(seed)
-    for _ in range(healthy_paths):
-        yield Case("traces", "traces healthy", _resampled(rng, healthy, healthy, 1000, None), None)
+    for path in range(healthy_paths):
+        y = _resampled(rng, healthy, healthy, HEALTHY_STEPS, None)
+        yield Case("traces", "traces healthy", y, None, extra=path >= FEW_HEALTHY)
     for name in ("temperature_0.7_unrestored", "stale_one_layer", "top_p_0.9", "rope_bf16"):
         faulty = sample_sums(folder / f"{name}.safetensors")
         for fraction in FRACTIONS:
             for path in range(paths):
                 at = 100 + path % 40
                 y = _resampled(rng, healthy, faulty, at + AFTER, (at, fraction))
-                yield Case("traces", f"{name} {fraction:.0%}", y, at)
+                yield Case("traces", f"{name} {fraction:.0%}", y, at, extra=path >= FEW)
 
 
 def _resampled(

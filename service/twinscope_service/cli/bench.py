@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
     probe.set_defaults(run=_probe)
     detect = kinds.add_parser("detect", help="the detectors beside others' on the same series")
     detect.add_argument("--paths", type=int, default=4, help="series per family")
-    detect.add_argument("--healthy", type=int, default=6, help="healthy series per law, 1000 steps")
+    detect.add_argument("--healthy", type=int, default=6, help="healthy series per law")
     detect.add_argument("--series", type=Path, help="folder with tcpd/ and cloud-monitoring/")
     detect.add_argument("--traces", type=Path, help="folder with recorded traces")
     detect.add_argument("--rivals", type=Path, default=Path(".venv-bench/bin/python"),

@@ -24,11 +24,15 @@ EXCURSION = 60  # longest excursion: older points are learnt even while one last
 BLOCK = 100  # the certified detector remembers between BLOCK and 2 BLOCK values
 BURN_IN = 20  # values before the first verdict
 RESETTLE = 10  # values of a new level before it is watched
-CLIP = 2.45  # a score counts at most this much, so one wild batch can never be a level shift
-ALLOWANCE = 0.25  # of the CUSUMs that delimit an excursion, in score units
-DRIFT_ALLOWANCE = 0.15  # taken off every score of the likelihood ratio: the budget for slow drift
+CLIP = 2.4  # a score counts at most this much, so one wild batch can never be a level shift
+ALLOWANCE = 0.45  # of the CUSUMs that delimit an excursion, in score units
+DRIFT_ALLOWANCE = 0.0015  # n of these are taken off every one of n scores: budget for slow drift
 LEAVE_ONE_OUT = 1.3  # a shift must keep all but this much of its statistic without its top score
 AR_MEMORY = 300.0  # memory of the autocorrelation estimate, ticks
+AR_DOUBT = 15.0  # ticks after which an estimate of autocorrelation is half believed
+SKEW_DOUBT = 50.0  # accepted values after which an estimate of skewness is half believed
+MOST_SKEW = 0.8  # a skewness counts at most this much: beyond, the correction would turn round
+BENT = 3.0  # and is corrected for up to this score
 MAD_TO_SCALE = 1.0 / 0.7266868438004225  # 0.75-quantile of Student's t with 5 degrees of freedom
 TINY = 1e-9  # smallest scale of y: a relative change of 1e-9 is the float noise of a constant
 LEHMER, MERSENNE = 48271, 2147483647  # x <- 48271 x mod 2^31-1: exact in Python and in numba
@@ -56,7 +60,8 @@ SPIKE_P, SPIKE_P_LAST = 42, 43  # probability of a value this high, now and one 
 TAILS = 44  # .. TAILS + 3: log posterior weight of each tail law (survives `rebase`)
 TWO_SIDED = 47  # 1: a value far below the median is a spike too
 NEEDED = 48  # values of the present level to collect before watching it
-SLOTS = 49
+REF_CU = 49  # sum of cubes of the accepted values about CENTER
+SLOTS = 50
 
 # ---- limits of `alarms`, and the bits of its answer
 LIMIT_UP, LIMIT_DOWN, LIMIT_CERTIFIED, LIMIT_SPIKE, LIMIT_PAIR, LIMIT_GROWTH = range(6)
@@ -104,7 +109,7 @@ def update(y: float, s2: float, x: Floats, rings: Sequence[Floats], ordered: Flo
     x[HELD] = min(x[HELD] + 1.0, float(RING))
     x[PENDING] += 1.0
     _insert(y, x, raw, ordered)
-    _excursion(scores[slot], x)
+    _excursion(scores[slot] * math.sqrt((1.0 - x[PHI]) / (1.0 + x[PHI])), x)
     _likelihood(x, scores)
     _learn(x, rings)
     _trend(x, raw)
@@ -127,6 +132,7 @@ def rebase(keep: int, x: Floats, rings: Sequence[Floats], ordered: Floats) -> No
     spread = 3.0 * MAD_TO_SCALE * _mad(median, x, ordered)
     for slot in range(PENDING, SEED):
         x[slot] = 0.0
+    x[REF_CU] = 0.0
     x[CENTER] = median
     for slot in range(BLOCK_A, SORTED_N):
         x[slot] = 0.0
@@ -313,7 +319,7 @@ def _place(y: float, x: Floats, ordered: Floats) -> None:
     x[SORTED_N] += 1.0
 
 
-# ---- the score: standard normal while nothing changes, clipped, corrected for autocorrelation
+# ---- the score: standard normal while nothing changes, corrected for skewness, clipped
 
 
 def _score(slot: int, x: Floats, rings: Sequence[Floats]) -> None:
@@ -333,13 +339,27 @@ def _score(slot: int, x: Floats, rings: Sequence[Floats]) -> None:
     learnt[slot] = x[CENTER] + mean + min(max(residual, -wide), wide)
     u = _normal(residual / math.sqrt(spread * (1.0 + 1.0 / n)), n - 1.0)
     x[PHI] = _phi(x)
-    scores[slot] = min(max(u, -CLIP), CLIP) * math.sqrt((1.0 - x[PHI]) / (1.0 + x[PHI]))
+    scores[slot] = min(max(_straighten(u, spread, x), -CLIP), CLIP)
 
 
 def _normal(t: float, nu: float) -> float:
     """A Student t with nu degrees of freedom made standard normal (Wallace 1959)."""
     u = math.sqrt(nu * math.log1p(t * t / nu)) * (8.0 * nu + 1.0) / (8.0 * nu + 3.0)
     return u if t >= 0.0 else -u
+
+
+def _straighten(u: float, spread: float, x: Floats) -> float:
+    """Take the reference's skewness out of a score: Cornish-Fisher, first term, doubted while few.
+
+    A law with a long tail upwards would raise false alarms upwards, and hide falls.
+    """
+    n = x[REF_N]
+    mean = x[REF_SUM] / n
+    third = x[REF_CU] / n - 3.0 * mean * x[REF_SQ] / n + 2.0 * mean * mean * mean
+    skew = third / (spread * math.sqrt(spread)) * n / (n + SKEW_DOUBT)
+    skew = min(max(skew, -MOST_SKEW), MOST_SKEW)
+    u = min(max(u, -BENT), BENT)
+    return u - skew / 6.0 * (u * u - 1.0)
 
 
 def _phi(x: Floats) -> float:
@@ -349,8 +369,8 @@ def _phi(x: Floats) -> float:
     """
     if x[AR_DEN] <= 0.0:
         return 0.0
-    phi = max(0.0, x[AR_NUM] / x[AR_DEN] + 1.0 / x[AR_N]) * x[AR_N] / (x[AR_N] + 10.0)
-    return min(phi, 0.7)
+    phi = max(0.0, x[AR_NUM] / x[AR_DEN] + 1.0 / x[AR_N])
+    return min(phi * x[AR_N] / (x[AR_N] + AR_DOUBT), 0.7)
 
 
 # ---- learning: a value joins the reference only when the excursion it may belong to is over
@@ -378,6 +398,7 @@ def _learn(x: Floats, rings: Sequence[Floats]) -> None:
             x[REF_N] -= 1.0
             x[REF_SUM] -= value
             x[REF_SQ] -= value * value
+            x[REF_CU] -= value * value * value
             x[REF_S2] -= variances[oldest]
 
 
@@ -393,6 +414,7 @@ def _accept(value: float, s2: float, x: Floats) -> None:
     x[REF_N] += 1.0
     x[REF_SUM] += value
     x[REF_SQ] += value * value
+    x[REF_CU] += value * value * value
     x[REF_S2] += s2
 
 
@@ -400,32 +422,37 @@ def _accept(value: float, s2: float, x: Floats) -> None:
 
 
 def _likelihood(x: Floats, scores: Floats) -> None:
-    """GLR = max over n of sum(last n scores) / sqrt(n + n^2 / reference size), n >= 2.
+    """GLR = max over n of sum(last n scores) / its standard deviation, n >= 2.
 
-    The second term is the shared error of the reference mean. Each n is judged by the smaller of
-    the statistic and (the statistic without its most extreme score) + LEAVE_ONE_OUT.
+    Variance of a sum of n values of an AR(1) process, and of n times the mean of the reference
+    (their shared error). Each n is judged by the smaller of the statistic and (the statistic
+    without its most extreme score) + LEAVE_ONE_OUT. Slow drift moves a sum the more, the longer it
+    is: n values give up n DRIFT_ALLOWANCE each.
     """
-    newest = int(x[COUNT]) - 1
-    total = top = bottom = 0.0
+    newest, phi = int(x[COUNT]) - 1, x[PHI]
+    shared = (1.0 + phi) / (1.0 - phi) / x[REF_N]
+    total = top = bottom = variance = less = give_less = 0.0
+    power = 1.0  # phi^(n - 1)
     x[GLR_UP] = x[GLR_DOWN] = x[GLR_UP_N] = x[GLR_DOWN_N] = 0.0
     for n in range(1, int(min(x[PENDING], float(EXCURSION))) + 1):
         u = scores[(newest - n + 1) % RING]
         total += u
         top = max(top, u)
         bottom = min(bottom, u)
-        if n == 1:
-            continue
-        whole = 1.0 / math.sqrt(n + n * n / x[REF_N])
-        less = 1.0 / math.sqrt(n - 1.0 + (n - 1.0) * (n - 1.0) / x[REF_N])
-        give, give_less = n * DRIFT_ALLOWANCE, (n - 1) * DRIFT_ALLOWANCE
-        up = min((total - give) * whole, (total - top - give_less) * less + LEAVE_ONE_OUT)
-        down = min((-total - give) * whole, (bottom - total - give_less) * less + LEAVE_ONE_OUT)
-        if up > x[GLR_UP]:
-            x[GLR_UP] = up
-            x[GLR_UP_N] = float(n)
-        if down > x[GLR_DOWN]:
-            x[GLR_DOWN] = down
-            x[GLR_DOWN_N] = float(n)
+        variance += 1.0 + 2.0 * phi * (1.0 - power) / (1.0 - phi)
+        power *= phi
+        whole = 1.0 / math.sqrt(variance + n * n * shared)
+        give = n * n * DRIFT_ALLOWANCE
+        if n > 1:
+            up = min((total - give) * whole, (total - top - give_less) * less + LEAVE_ONE_OUT)
+            down = min((-total - give) * whole, (bottom - total - give_less) * less + LEAVE_ONE_OUT)
+            if up > x[GLR_UP]:
+                x[GLR_UP] = up
+                x[GLR_UP_N] = float(n)
+            if down > x[GLR_DOWN]:
+                x[GLR_DOWN] = down
+                x[GLR_DOWN_N] = float(n)
+        less, give_less = whole, give
 
 
 # ---- the certified level-shift statistic: conformal Shiryaev-Roberts
@@ -571,8 +598,8 @@ def _huber(z: float) -> float:
 # fmt: off
 COMPILED = (
     "student_tail", "_tail", "_log_density", "_weigh", "_middle", "_deviation", "_mad",
-    "_place", "_insert", "_spike", "_normal", "_phi", "_score", "_excursion", "_accept",
-    "_learn", "_likelihood", "_bet", "_certify", "_block_median", "_slope", "_trend", "rebase",
-    "update", "alarms", "settle", "_huber", "newest_median", "onset",
+    "_place", "_insert", "_spike", "_normal", "_straighten", "_phi", "_score", "_excursion",
+    "_accept", "_learn", "_likelihood", "_bet", "_certify", "_block_median", "_slope", "_trend",
+    "rebase", "update", "alarms", "settle", "_huber", "newest_median", "onset",
 )
 # fmt: on
