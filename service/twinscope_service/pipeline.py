@@ -37,7 +37,7 @@ class Pipeline(Upkeep):
         name = batch_id or digest.hex()
         again = find_repeat(self._store, batch.run, name, digest=digest)
         if again is None:
-            with self._bodies.keep(body, digest=digest) as kept, self._lock:
+            with self._keeping(body, digest) as kept:
                 again = find_repeat(self._store, batch.run, name, digest=digest)  # meanwhile
                 if again is None:
                     return self._accept(batch, kept, name)
@@ -50,7 +50,7 @@ class Pipeline(Upkeep):
         body = pack(summary)
         digest = body_digest(body)
         name = batch_id or digest.hex()
-        with self._bodies.keep(body, digest=digest) as kept, self._lock:
+        with self._keeping(body, digest) as kept:
             again = find_repeat(self._store, run, name, digest=digest)
             if again is not None:
                 return self._tallies.note(again)

@@ -9,7 +9,7 @@ from typing import Any
 from twinscope_service.book import Book
 from twinscope_service.clock import Clock
 from twinscope_service.config import Settings
-from twinscope_service.errors import UnknownRun, UnknownStep
+from twinscope_service.errors import ServiceError, UnknownRun, UnknownStep
 from twinscope_service.join.tally import StepTally
 from twinscope_service.measure.engine import device_state
 from twinscope_service.measure.records import Summary
@@ -19,12 +19,17 @@ from twinscope_service.runstate import RunState
 from twinscope_service.stages import Meter, Stages
 from twinscope_service.stepview import view_step, with_scalars
 from twinscope_service.store.base import ClosedStep, Store
+from twinscope_service.store.room import Room
 from twinscope_service.store.sqlite import SqliteStore
 from twinscope_service.store.summaries import unpack
 from twinscope_service.tallies import Tallies
 from twinscope_service.views import AlertView, GateView, Health, RunView, StepView, TimelineRow
 
 ALERTS = 1000
+NOT_YET = ServiceError(
+    "the service starts or stops",
+    fix="wait: the first start of an installation compiles for half a minute",
+)
 GATE_ALERTS = 3  # that the gate names
 MASK_LOW, MASK_HIGH = 0.5, 5.0  # the two-sided token mask that frameworks use by default
 
@@ -41,6 +46,7 @@ class Reads:
         self._settings, self._data = settings, data
         self._store: Store = data.store
         self._bodies = data.bodies
+        self._room = Room(data.bodies.fits)
         self._stages, self._clock = stages, clock
         self._lock = threading.RLock()
         self._book = Book(settings, store=data.store, load=data.bodies.load, clock=clock)
@@ -157,8 +163,11 @@ class Reads:
         """The service's own state."""
         samples, tokens = self._book.waiting()
         device = device_state(self._stages.engine)
+        refused = self._room.refused() if self._ready else NOT_YET
         return Health(
-            ready=self._ready,
+            ready=refused is None,
+            reason=refused.detail if refused else "",
+            fix=(refused.fix or "") if refused else "",
             waiting_samples=samples,
             max_pending_samples=self._settings.max_pending_samples,
             waiting_tokens=tokens,

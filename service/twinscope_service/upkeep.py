@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from twinscope.errors import WireError
@@ -109,6 +110,13 @@ class Upkeep(Reads):
         self._started_at = self._clock.time()
         self.replay()
         threading.Thread(target=self.warm_up, name="twinscope-warm-up", daemon=True).start()
+
+    @contextmanager
+    def _keeping(self, body: memoryview | bytes, digest: bytes) -> Iterator[KeptBody]:
+        """The body on disk and the lock held; without room for it, readiness ends."""
+        kept = self._bodies.keep(body, digest=digest)
+        with self._room.keeping(len(body)), kept as file, self._lock:
+            yield file
 
     def replay(self) -> None:
         """Take in again what was accepted before a restart and belongs to no closed step."""

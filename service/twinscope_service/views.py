@@ -151,7 +151,7 @@ class AlertView:
     """One alert, as DESIGN.md §4 lists it."""
 
     id: int
-    kind: str  # spike, level_shift, growth, silence, bypass
+    kind: str  # spike, level_shift, growth, silence, bypass, inconsistent
     state: str  # provisional, firing, resolved
     series: str
     step: int
@@ -218,6 +218,8 @@ class Health:
     quarantined: int  # bodies of the data directory that could not be read back
     errors: Mapping[str, int]  # stage -> crashes, since start-up
     engine: str = ""
+    reason: str = ""  # why it is not ready; "" while it is
+    fix: str = ""  # what to do about that
     device: str = ""  # what the engine runs on; "" for engines without a device
     engine_fallbacks: Mapping[str, int] = field(default_factory=dict)  # cause -> blocks
 

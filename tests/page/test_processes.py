@@ -54,3 +54,21 @@ def test_the_heading_says_who_is_alive_and_who_fell_silent(
 
     line = visit.page.locator(".heading .processes")
     assert (line.inner_text() if line.count() else None) == told
+
+
+def test_health_says_why_batches_are_not_taken(visit: Visit) -> None:
+    """A full disk: not ready, with the reason and what to do; to those without a token too."""
+    why = {"ready": False, "reason": "No space left on device", "fix": "free space"}
+    for full in (True, False):
+
+        def answer(route: Route, full: bool = full) -> None:
+            said = {**(route.fetch().json() if full else {}), **why}
+            route.fulfill(status=503, json=said)
+
+        visit.page.route("**/readyz", answer)
+        page = visit.open("#/health")
+        page.wait_for_selector("#view [role=alert]")
+        told = page.locator("#view").inner_text().lower()
+        assert "not ready" in told
+        assert "no space left on device" in told
+        assert "what to do: free space" in told

@@ -7,10 +7,11 @@ import { bytes, format, number, share, words } from "./words.js";
 export async function showHealth() {
   const health = await api.health();
   if (health.waiting_samples === undefined) {
-    return { title: "Health", nodes: [h("h1", {}, "Health"), h("p", { class: "state" }, health.ready ? "Ready. Details need the service's token." : "Not ready.")] };
+    return { title: "Health", nodes: [h("h1", {}, "Health"), h("p", { class: "state" }, health.ready ? "Ready. Details need the service's token." : "Not ready."), unready(health)] };
   }
   return { title: "Health", nodes: [
     h("h1", {}, "Health ", h("span", { class: `verdict ${health.ready ? "ok" : "inconsistent"}` }, health.ready ? "● ready" : "▲ not ready")),
+    unready(health),
     section("Queues and capacities", h("div", { class: "gauges" },
       gauge("samples that wait for their other side", health.waiting_samples, health.max_pending_samples, format),
       gauge("tokens that wait", health.waiting_tokens, health.max_pending_tokens, format),
@@ -26,6 +27,9 @@ export async function showHealth() {
     h("p", { class: "quiet" }, "The same as Prometheus metrics: ", h("a", { href: "metrics" }, "metrics"), "."),
   ] };
 }
+
+/** Why batches are not taken, and what to do. */
+const unready = ({ reason, fix }) => (reason ? h("div", { class: "state error", role: "alert" }, h("strong", {}, `Batches are not taken: ${reason}`), h("p", {}, `What to do: ${fix}`)) : null);
 
 const fact = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
 

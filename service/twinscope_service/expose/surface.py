@@ -32,7 +32,8 @@ async def read_liveness() -> Answer:
 
 @router.get("/readyz", summary="Readiness")
 async def read_readiness(request: Request) -> Answer:
-    """200 when batches are taken, else 503; details only for those who may see everything.
+    """200 when batches are taken, else 503 with `reason` and `fix`: the service starts, or its disk
+    is full. More details only for those who may see everything.
 
     While a large batch is measured, the last known state is told: busy is not unready.
     """
@@ -41,5 +42,8 @@ async def read_readiness(request: Request) -> Answer:
         pipeline = edge_of(request).pipeline
         state.health = await to_thread.run_sync(pipeline.health, abandon_on_cancel=True)
     health: Health = state.health
-    said = health.as_json() if access_of(request).run is None else {"ready": health.ready}
+    said = health.as_json()
+    if access_of(request).run is not None:
+        why = {} if health.ready else {"reason": health.reason, "fix": health.fix}
+        said = {"ready": health.ready, **why}
     return Answer(said, 200 if health.ready else 503)

@@ -72,6 +72,10 @@ class Bodies:
             if not kept.accepted:
                 self._inbox.remove(file)
 
+    def fits(self, nbytes: int) -> bool:
+        """Whether so many bytes more could be written now."""
+        return self._inbox.fits(nbytes)
+
     def adopt(self, seq: int, kept: KeptBody, batch: Batch | None) -> None:
         """A body is accepted. `batch`: its arrays, if they are in memory: `load` finds them there
         until `release`."""

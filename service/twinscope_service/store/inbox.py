@@ -52,6 +52,22 @@ class Inbox:
             raise _full(final, error) from error
         return final.name
 
+    def fits(self, nbytes: int) -> bool:
+        """Whether so many bytes more could be written now: a trial, of which nothing is left."""
+        disk = os.statvfs(self._folder)
+        if disk.f_bavail * disk.f_frsize < nbytes:
+            return False  # a trial would take the rest, from whoever else writes
+        trial = self._folder / f"trial-{uuid4().hex}{TEMPORARY}"
+        try:
+            with trial.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+        except OSError:
+            return False
+        finally:
+            with suppress(OSError):
+                trial.unlink(missing_ok=True)
+        return True
+
     def read(self, file: str) -> memoryview:
         """The body, read-only. A large one is a view of the file: its pages come and go with the
         page cache, and it costs a file descriptor; a small one is read."""
