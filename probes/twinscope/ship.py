@@ -390,12 +390,16 @@ class Shipper:
         self._pause.begin(self._backoff.next_delay(answer.retry_after_s))
 
     def _report_losses(self) -> None:
-        """Now that the service listens: what it will never see, if there is anything new."""
-        lost = self.buffer.read(lambda ledger: sum(ledger.dropped.values(), Count()))
-        if lost != self._reported and self._report_pause.left() <= 0:
-            self._reported = lost
-            self._report_pause.begin(REPORT_EVERY_S)
-            self.buffer.put(self._report("probe_loss"))
+        """Now that the service listens: what it will never see, if there is anything new.
+
+        Once the probe closes, the farewell tells it: nothing can be queued behind that.
+        """
+        with self.buffer.changed:
+            lost = sum(self.buffer.ledger.dropped.values(), Count())
+            if not self._closing and lost != self._reported and self._report_pause.left() <= 0:
+                self._reported = lost
+                self._report_pause.begin(REPORT_EVERY_S)
+                self.buffer.put(self._report("probe_loss"))
 
     def _report(self, kind: str) -> Message:
         """An event with the books as they are when it is sent."""

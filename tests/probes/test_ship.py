@@ -31,6 +31,8 @@ from twinscope.ship import LONGEST_DELAY_S, Backoff
 from twinscope.sink import Answer
 from twinscope.testing import ACCEPTED, InMemorySink, RecordedPost, Reply, SinkServer, accept
 
+REFUSED = Answer("rejected", 404, detail="no such step")
+
 
 def _logprobs(samples: int = 2, width: int = 8) -> np.ndarray:
     return -np.random.default_rng(0).random((samples, width), np.float32)
@@ -268,6 +270,20 @@ def test_the_service_learns_at_the_end_what_it_will_never_see() -> None:
     fields = sink.events("probe_detached")[0]["fields"]
     assert fields["dropped"] == {"too_large": {"batches": 1, "tokens": 5000, "messages": 0}}
     assert fields["captured"]["batches"] == 1
+    assert probe.stats().dropped.keys() == {"too_large"}
+
+
+def test_a_report_of_losses_is_no_loss_itself() -> None:
+    """What the service refused last is told by the farewell, and nothing comes too late behind."""
+    sink = InMemorySink(lambda post: REFUSED if post.path.endswith("/close") else ACCEPTED)
+    probe = Probe(sink=sink, run="closet")
+    probe.close_step(77)
+    assert probe.flush(20)
+    probe.close()
+
+    (farewell,) = sink.events("probe_detached")
+    assert farewell["fields"]["dropped"].keys() == {"rejected"}
+    assert probe.stats().dropped.keys() == {"rejected"}
 
 
 def test_the_first_event_says_who_is_attached() -> None:
