@@ -51,7 +51,7 @@ def build_app(settings: Settings, *, opened: Pipeline | None = None) -> FastAPI:
         app.state.token_text = await to_thread.run_sync(lambda: load_token_text(settings.tokenizer))
         app.state.health = await to_thread.run_sync(pipeline.health)
         alerting = Alerting(plan, pipeline.database, clock=SystemClock())
-        app.state.silences = alerting.silences
+        app.state.silences, app.state.targets = alerting.silences, plan.targets
         app.state.registry = build_registry(
             pipeline, traffic=traffic, inflight=edge.inflight, alerting=alerting
         )

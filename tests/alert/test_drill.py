@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
 
-from twinscope_service.cli import main
-from twinscope_service.cli.drill import read_notifications
+from twinscope_service.cli import drill, main
+from twinscope_service.cli.drill import fitting, read_notifications
 
 from .receivers import receiving
 
@@ -53,6 +54,39 @@ def test_a_fault_that_stays_within_the_bands_is_a_drill_that_holds(
     assert "the level stays in its band; the alert speaks of the change" in " ".join(shown.split())
 
 
+def test_a_target_that_does_not_want_the_drill_is_named_at_once_with_its_filter(
+    start: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By run: a name that fits; by kind: what it wants. What was counted decides, not the clock."""
+    monkeypatch.setattr(drill, "ARRIVAL_S", 1e9)
+    with receiving() as receiver:
+        post = {"type": "webhook", "url": receiver.url}
+        service = start(
+            alert_targets=[
+                {"name": "prod", "runs": "prod-*", **post},
+                {"name": "quiet", "kinds": ["silence"], **post},
+            ]
+        )
+        status = main(["drill", "--fault", "token_shift", "--url", service.url, "--run", "mine",
+                       "--healthy", "25", "--faulty", "5"])  # fmt: skip
+    shown = " ".join(capsys.readouterr().out.split())
+    assert status == 1
+    assert "prod wants runs 'prod-*' only, not 'mine'; --run prod-drill-" in shown
+    assert "quiet wants silence only, not" in shown
+    listed = service.get("/v1/targets").json()
+    assert [(target["name"], target["runs"]) for target in listed] == [
+        ("prod", "prod-*"),
+        ("quiet", "*"),
+    ]
+    assert receiver.url not in str(listed)
+
+
+@pytest.mark.parametrize("glob", ["*", "prod-*", "a?c", "[ab]x*-*", "just-one"])
+def test_a_name_is_found_that_passes_a_filter(glob: str) -> None:
+    """It is what the hint recommends."""
+    assert fnmatchcase(str(fitting(glob)), glob)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -88,13 +122,14 @@ def test_the_faults_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_notifications_are_read_from_the_metrics_page() -> None:
-    """Delivered and waiting, per target."""
+    """Delivered, waiting and not wanted, per target."""
     page = (
         "# TYPE twinscope_notifications counter\n"
         'twinscope_notifications_total{target="a",outcome="delivered"} 3.0\n'
         'twinscope_notifications_total{target="a",outcome="failed"} 9.0\n'
+        'twinscope_notifications_total{target="b",outcome="not_wanted"} 4.0\n'
         "# TYPE twinscope_notifications_pending gauge\n"
         'twinscope_notifications_pending{target="a"} 0.0\n'
         'twinscope_notifications_pending{target="b"} 2.0\n'
     )
-    assert read_notifications(page) == {"a": (3.0, 0.0), "b": (0.0, 2.0)}
+    assert read_notifications(page) == {"a": (3.0, 0.0, 0.0), "b": (0.0, 2.0, 4.0)}

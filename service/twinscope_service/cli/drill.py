@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from twinscope_service.cli.address import add_service
@@ -164,27 +166,51 @@ class Drill:
         answer.raise_for_status()
         return answer.json()
 
-    def notifications(self) -> dict[str, tuple[float, float]]:
-        """Target -> (delivered so far, waiting), from /metrics."""
+    def notifications(self) -> dict[str, Told]:
+        """What became of each target's news so far, from /metrics."""
         return read_notifications(self._exchange("GET", "/metrics").text)
 
+    def filters(self) -> dict[str, dict[str, Any]]:
+        """Target -> its filter; empty for a service that does not tell."""
+        answer = self._client.get("/v1/targets")
+        return {each["name"]: each for each in answer.json()} if answer.is_success else {}
 
-def read_notifications(text: str) -> dict[str, tuple[float, float]]:
-    """Target -> (delivered, waiting), from a page of /metrics."""
+
+class Told(NamedTuple):
+    """What became of the news for one target, counted since the service's start."""
+
+    delivered: float
+    waiting: float
+    not_wanted: float = 0.0  # its filter does not let them pass
+
+    def settled(self, before: Told) -> bool:
+        """Nothing waits, and there was something since."""
+        news = self.since(before)
+        return not news.waiting and bool(news.delivered or news.not_wanted)
+
+    def since(self, before: Told) -> Told:
+        """What came after `before`; `waiting` as it is."""
+        not_wanted = self.not_wanted - before.not_wanted
+        return Told(self.delivered - before.delivered, self.waiting, not_wanted)
+
+
+def read_notifications(text: str) -> dict[str, Told]:
+    """Target -> what became of its news, from a page of /metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    delivered: dict[str, float] = {}
-    waiting: dict[str, float] = {}
+    found: dict[tuple[str, str], float] = {}
+    targets = []
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "twinscope_notifications_pending":
-                waiting[sample.labels["target"]] = sample.value
-            elif sample.labels.get("outcome") == "delivered":
-                delivered[sample.labels["target"]] = sample.value
-    return {target: (delivered.get(target, 0.0), waiting[target]) for target in waiting}
+                targets.append(sample.labels["target"])
+                found[targets[-1], "waiting"] = sample.value
+            elif sample.name == "twinscope_notifications_total":
+                found[sample.labels["target"], sample.labels["outcome"]] = sample.value
+    return {t: Told(*(found.get((t, name), 0.0) for name in Told._fields)) for t in targets}
 
 
-def report(drill: Drill, args: argparse.Namespace, before: dict[str, tuple[float, float]]) -> int:
+def report(drill: Drill, args: argparse.Namespace, before: dict[str, Told]) -> int:
     """Print each link of the chain and whether it held."""
     from rich.console import Console
 
@@ -204,7 +230,7 @@ def report(drill: Drill, args: argparse.Namespace, before: dict[str, tuple[float
 
 
 def links(
-    drill: Drill, fault: str, last: Any, alerts: list[Any], before: dict[str, tuple[float, float]]
+    drill: Drill, fault: str, last: Any, alerts: list[Any], before: dict[str, Told]
 ) -> list[tuple[str, bool | None, str]]:
     """(link of the chain, did it hold (None: nothing to hold), detail)."""
     from twinscope_service.lab.faults import FAULTS
@@ -223,10 +249,16 @@ def links(
         ("an alert was raised", bool(alerts), newest),
     ]
     told = arrivals(drill, before) if alerts else {}
-    for target, arrived in told.items():
-        why = "" if arrived else f": not within {ARRIVAL_S:.0f} s. Does it want this run and kind?"
+    filters = drill.filters() if not all(news.delivered for news in told.values()) else {}
+    kinds = {alert["kind"] for alert in alerts}
+    for target, news in told.items():
+        why = ""
+        if not news.delivered and news.not_wanted and not news.waiting:
+            why = f": {unwanted(target, filters.get(target, {}), drill.name, kinds)}"
+        elif not news.delivered:
+            why = f": not within {ARRIVAL_S:.0f} s; the service's log has the reason"
         where = f"twinscope_notifications_total on /metrics{why}"
-        found.append((f"{target} was told", arrived, where))
+        found.append((f"{target} was told", bool(news.delivered and not news.waiting), where))
     if not told:
         found.append(("somebody was told", None, "no target is set: see alert_targets"))
     return found
@@ -243,15 +275,38 @@ def named(cause: str, diagnosis: list[Any]) -> tuple[bool | None, str]:
     return None, f"{cause} or {others}: what tells them apart is {first['separator']}"
 
 
-def arrivals(drill: Drill, before: dict[str, tuple[float, float]]) -> dict[str, bool]:
-    """Target -> did more arrive than before, with nothing left waiting? Waits ARRIVAL_S at most."""
+def unwanted(target: str, filtered: dict[str, Any], run: str, kinds: set[str]) -> str:
+    """Why the filter of a target kept the drill from it, and what would pass."""
+    runs = filtered.get("runs", "*")
+    if not fnmatchcase(run, runs):
+        name = fitting(runs)
+        fix = f"--run {name} fits it" if name else "give --run a name that fits it"
+        if name == runs:
+            fix = "no other name fits it: a drill would mix with that run"
+        return f"{target} wants runs {runs!r} only, not {run!r}; {fix}"
+    passed = filtered.get("kinds", [])
+    if passed and not kinds & set(passed):
+        fix = "a fault of another kind fits it, see --list"
+        return f"{target} wants {', '.join(passed)} only, not {', '.join(sorted(kinds))}; {fix}"
+    return f"the filter of {target} (runs, kinds, provisional in alert_targets) keeps it back"
+
+
+def fitting(glob: str) -> str | None:
+    """A name for a drill that matches `glob`; itself, if it is no glob; None: no easy one."""
+    made = f"drill-{int(time.time())}"
+    name = re.sub(r"\[(?!!)([^]])[^]]*\]", r"\1", glob.replace("?", "x").replace("*", made, 1))
+    name = name.replace("*", "")
+    return name if fnmatchcase(name, glob) else None
+
+
+def arrivals(drill: Drill, before: dict[str, Told]) -> dict[str, Told]:
+    """Target -> what became of this drill's news. Waits ARRIVAL_S at most."""
     deadline = time.monotonic() + ARRIVAL_S
+    nothing = Told(0.0, 0.0)
     while True:
         now = drill.notifications()
-        told = {
-            target: delivered > before.get(target, (0.0, 0.0))[0] and not waiting
-            for target, (delivered, waiting) in now.items()
-        }
-        if all(told.values()) or time.monotonic() > deadline:
-            return told
+        if time.monotonic() > deadline or all(
+            news.settled(before.get(target, nothing)) for target, news in now.items()
+        ):
+            return {target: news.since(before.get(target, nothing)) for target, news in now.items()}
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""/metrics, /healthz and /readyz."""
+"""/metrics, /healthz, /readyz, and who is told."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
 
+from twinscope_service.alert.target import Target
 from twinscope_service.receive.answers import Answer
 from twinscope_service.receive.edge import access_of, edge_of
 from twinscope_service.views import Health
 
+TOLD = ("name", "type", "runs", "kinds", "provisional")  # of a target: no address, no secret
 BUSY_S = 0.5  # an orchestrator waits a second for readiness
 router = APIRouter()
 
@@ -47,3 +49,11 @@ async def read_readiness(request: Request) -> Answer:
         why = {} if health.ready else {"reason": health.reason, "fix": health.fix}
         said = {"ready": health.ready, **why}
     return Answer(said, 200 if health.ready else 503)
+
+
+@router.get("/v1/targets", summary="Who is told of alerts")
+def list_targets(request: Request) -> Answer:
+    """Name, type and filter (`runs`, `kinds`, `provisional`) of every target; not its address."""
+    access_of(request).require(None)
+    targets: tuple[Target, ...] = request.app.state.targets
+    return Answer([{name: getattr(target, name) for name in TOLD} for target in targets])
