@@ -159,7 +159,7 @@ def capture_side(
     )
     capture = Capture(pool, layout)
     capture.header.update(run=run, side=side, part=dict(part), **_step(side, step))
-    _check_joinable(side, given, layout)
+    check_joinable(side, given, samples=layout.samples)
     for name, value in logprobs.items():
         capture.tokens(name, value, field=name if side == "paired" else "logprobs")
     _add_tensors(capture, side, given)
@@ -181,10 +181,13 @@ def _check_names(side: str, given: Mapping[str, Any]) -> None:
             raise WireError(name, "an unknown argument", fix)
 
 
-def _check_joinable(side: str, given: Mapping[str, Any], layout: Layout) -> None:
-    """One side alone must say which samples it has, or the service could never join them."""
+def check_joinable(side: str, given: Mapping[str, Any], *, samples: int) -> None:
+    """One side alone must say which samples it has, or the service could never join them.
+
+    `samples`: how many, or, on the host's thread, any number above 0 if there are some.
+    """
     named = "token_ids" in given or "sample_ids" in given
-    if side != "paired" and layout.samples and not named:
+    if side != "paired" and samples and not named:
         fix = "pass token_ids or sample_ids on both sides: without them the sides cannot be joined"
         raise WireError("token_ids", None, fix)
 

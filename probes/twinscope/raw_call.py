@@ -13,7 +13,7 @@ from typing import Any
 
 from twinscope.arrays import Array, dtype_name, find_dtype
 from twinscope.books import Count
-from twinscope.capture import capture_side, check_call
+from twinscope.capture import capture_side, check_call, check_joinable
 from twinscope.items import Part, split_block
 from twinscope.slabs import Slab, SlabPool
 from twinscope.snapshot import Copier, count_elements, thaw
@@ -51,6 +51,8 @@ class RawCall:
             name: copier.copy("logprobs" if alone else name, value)
             for name, value in self.logprobs.items()
         }
+        elements = count_elements(next(iter(logprobs.values())))
+        check_joinable(self.side, self.fields, samples=elements)
         fields = {name: copier.copy(name, value) for name, value in self.fields.items()}
         return RawCall(
             side=self.side,
@@ -61,7 +63,7 @@ class RawCall:
             run=self.run,
             part=self.part,
             nbytes=CALL_BYTES + copier.nbytes,
-            count=Count(batches=1, tokens=count_elements(next(iter(logprobs.values())))),
+            count=Count(batches=1, tokens=elements),
             slabs=tuple(copier.slabs),
         )
 

@@ -241,13 +241,15 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 SEEN_AT_ONCE = ("no log-probs", "no step", "boolean step", "step too large", "fractional step",
-                "misspelt", "other side's", "sampling")  # fmt: skip
+                "misspelt", "other side's", "sampling", "no ids", "prompts only",
+                "no ids, ref")  # fmt: skip
 
 
 @pytest.mark.usefixtures("as_in_a_run")
 @pytest.mark.parametrize("name", BAD)
 def test_bad_arguments_are_named_and_counted(name: str) -> None:
-    """Never raised. What names tell makes the call return False; the rest is found later."""
+    """Never raised. What names and missing ids tell makes the call return False; the rest is found
+    later."""
     method, fields, words = BAD[name]
     probe = Probe(sink=InMemorySink())
 
