@@ -199,6 +199,7 @@ def _problem(answer: httpx.Response) -> str:
     """What the service said, or what stands between it and us."""
     try:
         said = answer.json()
-        return f"{said.get('detail') or said['title']}; {said.get('fix', '')}".rstrip("; ")
+        detail, fix = said.get("detail") or said["title"], said.get("fix", "")
+        return detail if fix in detail else f"{detail}; {fix}"
     except (ValueError, KeyError, AttributeError):
         return f"{answer.request.url}: HTTP {answer.status_code}, and not from TwinScope"

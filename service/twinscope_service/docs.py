@@ -63,7 +63,18 @@ def _call(path: str, method: str, call: dict[str, Any]) -> str:
         if parameter["in"] == "query":
             meaning = parameter.get("description", "")
             lines.append(f"- `{parameter['name']}`: {meaning}")
-    return "\n".join((*lines, ""))
+    return "\n".join((*lines, *_body_fields(call), ""))
+
+
+def _body_fields(call: dict[str, Any]) -> list[str]:
+    """The fields of a JSON body whose schema says them; binary bodies have a page of their own."""
+    content = call.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    needed = schema.get("required", [])
+    return [
+        f"- body `{name}`{' (required)' if name in needed else ''}: {about['description']}"
+        for name, about in schema.get("properties", {}).items()
+    ]
 
 
 PAGES: dict[str, Callable[[], str]] = {

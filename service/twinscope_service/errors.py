@@ -38,7 +38,7 @@ class ServiceError(TwinScopeError):
     ) -> None:
         super().__init__(detail)
         self.detail, self.field, self.fix = detail, field, fix
-        self.value = None if value is None else _shorten(value)
+        self.value = None if value is None else shorten(value)
 
     def __str__(self) -> str:
         return f"{self.detail}; {self.fix}" if self.fix else self.detail
@@ -72,7 +72,7 @@ class UnknownRun(ServiceError):
 
     def __init__(self, run: str) -> None:
         super().__init__(
-            f"no data of run {_shorten(run)}", field="run", value=run, fix="GET /v1/runs lists them"
+            f"no data of run {shorten(run)}", field="run", value=run, fix="GET /v1/runs lists them"
         )
 
 
@@ -84,7 +84,7 @@ class UnknownStep(ServiceError):
 
     def __init__(self, run: str, step: int) -> None:
         super().__init__(
-            f"no data of step {step} in run {_shorten(run)}",
+            f"no data of step {step} in run {shorten(run)}",
             field="step",
             value=step,
             fix="GET /v1/runs/{run}/steps lists them",
@@ -111,6 +111,7 @@ class StoreError(ServiceError):
     retry_after_s = 30.0  # space may be freed, retention runs meanwhile
 
 
-def _shorten(value: object) -> str:
+def shorten(value: object) -> str:
+    """A value as a message shows it."""
     shown = repr(value)
     return shown if len(shown) <= 120 else shown[:117] + "..."

@@ -176,7 +176,7 @@ def test_the_command_silences_lists_and_ends(
     at = ["--url", start().url]
     assert main(["silence", "grpo", "--for", "2h", "--reason", "new engine", *at]) == 0
     told = capsys.readouterr()
-    assert "grpo, spike level_shift growth silence bypass, until " in told.out
+    assert "grpo, spike level_shift growth silence bypass inconsistent, until " in told.out
     assert "no run 'grpo' is known yet" in told.err
     assert main(["silence", "--runs", "nightly-*", "--kinds", "growth", *at]) == 0
     assert main(["silence", "--end", "2", *at]) == 0
@@ -190,8 +190,10 @@ def test_the_command_silences_lists_and_ends(
     ("arguments", "told"),
     [
         (["grpo", "--for", "soon"], "--for: got 'soon'; give a number and s, m, h or d"),
+        (["grpo", "--for", "40d"], "--for: got '40d'; give more than nothing and at most 30d"),
+        (["grpo", "--for", "0h"], "--for: got '0h'; give more than nothing and at most 30d"),
         (["--end", "7"], "no silence 7; GET /v1/silences lists them"),
-        (["grpo", "--kinds", "noise"], "use some of spike"),
+        (["grpo", "--kinds", "noise"], "kinds.0: got 'noise'; use some of spike"),
     ],
 )
 def test_a_silence_that_cannot_be_says_why(
@@ -200,6 +202,8 @@ def test_a_silence_that_cannot_be_says_why(
     told: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit status 2."""
+    """Exit status 2; nothing is said twice."""
     assert main(["silence", *arguments, "--url", start().url]) == 2
-    assert told in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count(told) == 1
+    assert len(set(said.split("; "))) == len(said.split("; "))

@@ -62,11 +62,16 @@ def run(args: argparse.Namespace) -> int:
 def period(text: str) -> float:
     """Seconds of 90s, 30m, 2h, 1d."""
     from twinscope.errors import ConfigError
+    from twinscope_service.store.silences import LONGEST_S
 
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None:
         raise ConfigError(f"--for: got {text!r}; give a number and s, m, h or d, such as 2h")
-    return float(found.group(1)) * SECONDS[found.group(2)]
+    seconds = float(found.group(1)) * SECONDS[found.group(2)]
+    if not 0 < seconds <= LONGEST_S:
+        most = f"{LONGEST_S / SECONDS['d']:g}d"
+        raise ConfigError(f"--for: got {text!r}; give more than nothing and at most {most}")
+    return seconds
 
 
 def describe(silence: dict[str, Any]) -> str:

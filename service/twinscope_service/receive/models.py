@@ -59,19 +59,25 @@ class Post(BaseModel):
 class ScalarsPost(Post):
     """Scalars of one step: reward, baseline_reward, grad_norm, entropy, lr, kl_coef ..."""
 
-    run: RunName
-    step: Step
+    run: RunName = Field(description="name of the run")
+    step: Step = Field(description="step of the trainer, an integer from 0")
     values: dict[Annotated[str, AfterValidator(_scalar_name)], float] = Field(
-        min_length=1, max_length=MOST_VALUES
+        min_length=1,
+        max_length=MOST_VALUES,
+        description='name to finite number, at least one: {"reward": 0.7}',
     )
 
 
 class EventPost(Post):
     """Something that happened: weight_sync, cache_flush, restart, config_change, checkpoint ..."""
 
-    run: RunName
-    kind: Annotated[str, AfterValidator(_kind)]
-    step: Step | None = None  # None: not tied to a step
+    run: RunName = Field(description="name of the run")
+    kind: Annotated[str, AfterValidator(_kind)] = Field(
+        description="a word such as weight_sync: lower case, digits, underscores"
+    )
+    step: Step | None = Field(
+        default=None, description="step of the trainer; without it, tied to none"
+    )
     fields: Annotated[dict[str, Any], AfterValidator(_encodable)] = Field(
-        default_factory=dict, max_length=MOST_VALUES
+        default_factory=dict, max_length=MOST_VALUES, description="anything more, a JSON object"
     )

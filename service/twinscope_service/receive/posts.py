@@ -168,7 +168,7 @@ def _read_message(model: type[Message], text: bytes) -> Message:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise malformed(error) from None
+        raise malformed(error, fields=model.model_fields) from None
 
 
 def _check_type(request: Request, *types: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from twinscope.errors import WireError
-from twinscope_service.errors import ServiceError
+from twinscope_service.errors import ServiceError, shorten
 from twinscope_service.receive.refusals import BodyTimeout, Malformed, Unauthorized
 
 PROBLEM_TYPE = "application/problem+json"
@@ -25,6 +25,7 @@ DISCARD_BYTES = 64 << 20
 # One header each: Chromium reads the first scheme of a header only, and asks for a password only
 # where it finds Basic.
 PLAIN_FIXES = {"extra_forbidden": "leave it out", "missing": "send it"}  # of pydantic's complaints
+OF_NAMES = frozenset(PLAIN_FIXES)  # complaints after which it helps to see what there is
 CHALLENGES = ('Basic realm="twinscope"', "Bearer")
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,13 @@ def document_of(error: ServiceError) -> dict[str, Any]:
     return _document(error.status, error.title, fields)
 
 
-def malformed(error: ValidationError | RequestValidationError) -> Malformed:
-    """The first complaint of pydantic, as a refusal with field, value and fix."""
+def malformed(
+    error: ValidationError | RequestValidationError, *, fields: Iterable[str] = ()
+) -> Malformed:
+    """The first complaint of pydantic, as a refusal with field, value and fix.
+
+    `fields`: names of what could be sent.
+    """
     problem = error.errors()[0]
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, WireError):
@@ -74,7 +80,11 @@ def malformed(error: ValidationError | RequestValidationError) -> Malformed:
     where = ".".join(str(part) for part in problem["loc"]) or "body"
     said = problem["msg"].removeprefix("Value error, ")
     fix = PLAIN_FIXES.get(problem["type"], said)
+    if problem["type"] in OF_NAMES and len(problem["loc"]) == 1 and fields:
+        fix += f"; the fields are {', '.join(fields)}"
     value = problem["input"] if problem["type"] != "missing" else None
+    if problem["type"] == "value_error" and problem["loc"]:  # our own words, without the value
+        said = f"got {shorten(value)}; {said}"
     return Malformed(f"{where}: {said}", field=where, value=value, fix=fix)
 
 

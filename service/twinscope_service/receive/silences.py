@@ -16,9 +16,8 @@ from twinscope_service.receive.answers import Answer
 from twinscope_service.receive.edge import Edge, access_of, edge_of
 from twinscope_service.receive.models import Post, RunName
 from twinscope_service.receive.posts import body_of, take_message
-from twinscope_service.store.silences import Silence, Silences
+from twinscope_service.store.silences import LONGEST_S, Silence, Silences
 
-LONGEST_S = 30 * 86400.0  # a silence for ever hides a fault; a window of the settings can repeat
 router = APIRouter()
 
 
@@ -35,14 +34,23 @@ def _name(field: str) -> AfterValidator:
 class SilencePost(Post):
     """Nobody is told about a run (or runs by a glob) for `seconds` from now on."""
 
-    run: RunName | None = None
-    runs: Annotated[str, _name("runs")] | None = None
-    kinds: list[Annotated[str, AfterValidator(_kind)]] = Field(
-        default_factory=lambda: list(KINDS), min_length=1, max_length=len(KINDS)
+    run: RunName | None = Field(default=None, description="one run, by its name")
+    runs: Annotated[str, _name("runs")] | None = Field(
+        default=None, description="or every run that matches this glob"
     )
-    series: Annotated[str, _name("series")] = "*"
-    seconds: float = Field(gt=0, le=LONGEST_S)
-    reason: Annotated[str, _name("reason")] = ""
+    kinds: list[Annotated[str, AfterValidator(_kind)]] = Field(
+        default_factory=lambda: list(KINDS),
+        min_length=1,
+        max_length=len(KINDS),
+        description=f"only these kinds: {', '.join(KINDS)}",
+    )
+    series: Annotated[str, _name("series")] = Field(
+        default="*", description="only series that match this glob"
+    )
+    seconds: float = Field(gt=0, le=LONGEST_S, description="how long from now on; at most 30 days")
+    reason: Annotated[str, _name("reason")] = Field(
+        default="", description="for whoever looks next"
+    )
 
     @model_validator(mode="after")
     def _run_or_runs(self) -> SilencePost:

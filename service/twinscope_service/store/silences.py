@@ -16,6 +16,7 @@ from twinscope_service.errors import Overloaded, UnknownSilence
 from twinscope_service.store.outbox import Database
 
 MOST_OPEN = 1000
+LONGEST_S = 30 * 86400.0  # for ever hides a fault; a window of the settings can repeat
 KEEP_ENDED_S = 7 * 86400.0
 
 
