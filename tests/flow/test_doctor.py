@@ -174,6 +174,22 @@ def test_never_loaded_and_no_data_look_different(start: Callable[..., Any]) -> N
     assert "127.0.0.1:9" in _texts(away, "bad")
 
 
+def test_a_token_that_opens_nothing_is_told_before_the_first_batch(
+    start: Callable[..., Any],
+) -> None:
+    """/readyz answers everybody: what a batch would be told is asked for too."""
+    service = start(token="secret", run_tokens={"mine": "key"})
+
+    def bad(token: str | None, run: str | None = None) -> str:
+        return _texts(service_findings(service.url, token, run), "bad")
+
+    assert "answers 401 to no token" in bad(None)
+    assert "answers 401 to the token of TWINSCOPE_TOKEN" in bad("wrong", "mine")
+    assert "this token opens another run" in bad("key", "other")
+    assert bad("secret") == bad("key") == ""
+    assert "not even a probe's greeting" in bad("key", "mine")
+
+
 BARE = """
 import sys
 sys.path[:0] = sys.argv[1:3]

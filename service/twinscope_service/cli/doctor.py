@@ -19,6 +19,10 @@ from twinscope.hosts.known import HOST_VARIABLES, KNOWN, Known
 Mark = Literal["good", "note", "bad"]
 SIGNS: dict[Mark, str] = {"good": "ok", "note": "--", "bad": "!!"}
 EVENTS = 1000
+REFUSED = {
+    401: "set TWINSCOPE_TOKEN to the service's token, or to the one of this run",
+    403: "this token opens another run: check TWINSCOPE_RUN (--run)",
+}
 MOST_LOST = 5  # processes without a sign of life that are named
 # Framework -> the group of entry points it loads, and its variable that can leave some out.
 ENTRY_GROUPS = {
@@ -222,17 +226,30 @@ def service_findings(url: str | None, token: str | None, run_name: str | None) -
     if url is None:
         return [Finding("service", "note", "no address: set TWINSCOPE_URL or pass --url")]
     try:
-        status, _ = _ask(url, "/readyz", token)
+        status, answer = _ask(url, "/readyz", token)
+        allowed, _ = _ask(url, _path(run_name) if run_name else "/v1/runs?limit=1", token)
     except (OSError, ValueError) as error:
         return [Finding("service", "bad", f"{url}: {error or type(error).__name__}")]
-    found = [
-        Finding("service", "good" if status == 200 else "bad", f"{url} answers {status} on /readyz")
-    ]
+    text = f"{url} answers {status} on /readyz"
+    if isinstance(answer, dict) and answer.get("reason"):
+        text += f": {answer['reason']}; {answer['fix']}"
+    found = [Finding("service", "good" if status == 200 else "bad", text)]
+    if allowed in REFUSED:
+        given = "the token of TWINSCOPE_TOKEN" if token else "no token"
+        text = f"{url} answers {allowed} to {given}, and will to every batch: {REFUSED[allowed]}"
+        return [*found, Finding("service", "bad", text)]
     return found + (_run_findings(url, token, run_name) if run_name else [])
 
 
+def _path(run: str) -> str:
+    """The address of a run."""
+    from urllib.parse import quote
+
+    return f"/v1/runs/{quote(run, safe='')}"
+
+
 def _ask(url: str, path: str, token: str | None) -> tuple[int, Any]:
-    """Status and JSON (of 200) of one GET; the standard library, as beside a trainer."""
+    """Status and JSON, if it is any, of one GET; the standard library, as beside a trainer."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -241,16 +258,21 @@ def _ask(url: str, path: str, token: str | None) -> tuple[int, Any]:
         request.add_header("Authorization", f"Bearer {token}".encode().decode("latin-1"))
     try:
         with urlopen(request, timeout=10) as answer:
-            return answer.status, json.load(answer) if path.startswith("/v1/") else None
+            return answer.status, _json(answer.read())
     except HTTPError as error:
-        return error.code, None
+        return error.code, _json(error.read())
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def _run_findings(url: str, token: str | None, name: str) -> list[Finding]:
     """'The hook was never loaded' and 'it is loaded and sees nothing' are different faults."""
-    from urllib.parse import quote
-
-    path = f"/v1/runs/{quote(name, safe='')}"
+    path = _path(name)
     status, answer = _ask(url, f"{path}/events?limit={EVENTS}", token)
     if status != 200:
         text = f"{name!r}: nothing has arrived, not even a probe's greeting: no probe was made, or "
