@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from twinscope.wire.codec import encode_batch
 from twinscope_service.cli import main
+from twinscope_service.replay import before_and_after, steps
 
 CUT = Path(__file__).resolve().parents[1] / "vectors/traces"
 FOLDER = Path(os.environ.get("TWINSCOPE_TRACES", CUT))
@@ -54,3 +56,45 @@ def test_a_batch_in_json_is_read_by_its_name_and_told_by_its_first_byte(
     assert found["metrics"]["k3_mean"] == pytest.approx(k3, rel=1e-5)  # -0.9 is no float32
     assert main(["analyze", str(misnamed)]) == 2
     assert "name a file of it .json" in capsys.readouterr().err
+
+
+def _recorded_steps(folder: Path, *, healthy: int, faulty: int) -> list[str]:
+    """Files of a run that goes wrong, one paired step each."""
+    good, bad = before_and_after("temperature_0.7_restored", "temperature_0.7_unrestored")
+    batches = [good] * healthy + [bad] * faulty
+    paths = []
+    for batch in steps(batches, run="mine", samples_per_step=48, seed=0):
+        path = folder / f"step_{batch.step:03d}.safetensors"
+        path.write_bytes(b"".join(bytes(piece) for piece in encode_batch(batch)))
+        paths.append(str(path))
+    return paths
+
+
+def test_files_of_one_run_are_its_history_and_end_with_what_they_come_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a folder of them: healthy steps before give the level without the fault, and the onset."""
+    files = _recorded_steps(tmp_path, healthy=22, faulty=8)
+    assert main(["analyze", *files]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "this run's healthy level" in told
+    assert told.index("run 'mine': 30 steps, 22 ok, 8 inconsistent") > told.index("step 29")
+    assert "first inconsistent step 22" in told
+    assert "leading cause temperature_not_restored, in 8 of these 8" in told
+    assert "level shift rollout_train_kl shifted at step 22" in told
+
+    assert main(["analyze", str(tmp_path)]) == 1
+    assert " ".join(capsys.readouterr().out.split()) == told
+
+
+def test_files_that_are_no_history_stand_alone_and_are_not_summed_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same step twice, as of two recordings: each is judged by itself."""
+    (first,) = _recorded_steps(tmp_path, healthy=1, faulty=0)
+    second = tmp_path / "again.safetensors"
+    second.write_bytes(Path(first).read_bytes())
+    assert main(["analyze", first, str(second)]) == 0
+    told = capsys.readouterr().out
+    assert told.count("verdict  ok") == 2
+    assert "steps," not in told

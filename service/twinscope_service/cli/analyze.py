@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,15 @@ def _with_progress(groups: Sequence[list[Path]], settings: Settings) -> Iterator
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        for files in progress.track(groups, description="analyzing"):
-            yield from analyze(files, settings)
+        task = progress.add_task("analyzing", total=sum(map(len, groups)))
+
+        def track(paths: Sequence[Path]) -> Iterator[Path]:
+            for path in paths:
+                yield path
+                progress.advance(task)
+
+        for files in groups:
+            yield from analyze(files, settings, track=track)
 
 
 def _as_json(reports: list[Report]) -> Any:
@@ -78,6 +86,29 @@ def _print(reports: list[Report]) -> None:
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     for report in reports:
         _print_step(console, report)
+    for run in dict.fromkeys(report.step.run for report in reports):
+        for line in summarise([report for report in reports if report.step.run == run]):
+            console.print(line, markup=False)
+
+
+def summarise(reports: Sequence[Report]) -> list[str]:
+    """What a run's steps come to; nothing for one step, or for files that are no history."""
+    steps = [report.step for report in reports]
+    if len({step.step for step in steps}) < max(2, len(steps)):
+        return []
+    verdicts: Counter[str] = Counter(step.verdict for step in steps)
+    counts = ", ".join(f"{verdicts[name]} {name}" for name in EXIT_STATUS if verdicts[name])
+    lines = [f"run {steps[0].run!r}: {len(steps)} steps, {counts}"]
+    bad = [step for step in steps if step.verdict == "inconsistent"]
+    if bad:
+        lines.append(f"  first inconsistent step  {bad[0].step}")
+        causes = Counter(step.diagnosis[0]["cause"] for step in bad if step.diagnosis)
+        for cause, count in causes.most_common(1):
+            lines.append(f"  leading cause            {cause}, in {count} of these {len(bad)}")
+    shifts = [alert for alert in reports[-1].alerts if alert.kind == "level_shift"]
+    for shift in sorted(shifts, key=lambda alert: alert.series != "k3")[:1]:
+        lines.append(f"  level shift              {shift.message}")
+    return lines
 
 
 def _print_step(console: Any, report: Report) -> None:
