@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from twinscope.errors import ConfigError
+from twinscope_service.alert.target import parse_targets, parse_windows
 
 ENV_PREFIX = "TWINSCOPE_"
 MODEL_CLASSES = ("aligned", "dense", "dense_fp16", "moe", "moe_replay", "fp8", "hybrid")
@@ -106,6 +107,18 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name}={bound}: positive numbers for {', '.join(MODEL_CLASSES)}")
         return value
 
+    @field_validator("alert_targets")
+    @classmethod
+    def _known_targets(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        parse_targets(value)  # here too, so that its errors are told together with all others
+        return value
+
+    @field_validator("alert_silences")
+    @classmethod
+    def _known_windows(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        parse_windows(value)
+        return value
+
     @model_validator(mode="after")
     def _bodies_fit_in_flight(self) -> Settings:
         if self.max_inflight_bytes < self.max_body_bytes:
@@ -164,9 +177,13 @@ def _explain(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"{name}: no such setting; docs/settings.md lists them")
             continue
+        own = problem["msg"].removeprefix("Value error, ")
+        if own.startswith(f"{name}["):  # names the entry and the key by itself
+            lines.append(own)
+            continue
         secret = name in ("token", "run_tokens", "alert_targets")
         value = "(not shown)" if secret or name == "settings" else repr(problem["input"])[:120]
-        said = f"got {value}; {problem['msg']}{_meaning(name)}"
+        said = f"got {value}; {own}{_meaning(name)}"
         lines.append(f"{name} ({ENV_PREFIX}{name.upper()}): {said}")
     return "unusable settings:\n  " + "\n  ".join(lines)
 

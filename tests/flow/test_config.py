@@ -63,6 +63,26 @@ def test_all_unusable_settings_are_named_at_once(monkeypatch: pytest.MonkeyPatch
     assert "(not shown)" in str(error.value)
 
 
+def test_misspelt_keys_and_unusable_targets_are_told_together() -> None:
+    """Of a table, the entry and the key; nobody starts the service once per mistake."""
+    target = {"name": "ops", "url": "http://x", "secret": "hush"}
+    with pytest.raises(ConfigError) as error:
+        load_settings(
+            prot=1,
+            clamp=0,
+            alert_targets=[{**target, "type": "pigeon"}],
+            alert_silences=[{"end": "soon"}],
+        )
+    lines = [line.strip() for line in str(error.value).splitlines()]
+    assert sorted(line.split(":")[0].split(" ")[0] for line in lines[1:]) == [
+        "alert_silences[0].end",
+        "alert_targets[0].type",
+        "clamp",
+        "prot",
+    ]
+    assert "hush" not in str(error.value)
+
+
 @pytest.mark.parametrize("text", ["port = ", "port = 99999"])
 def test_a_bad_file_is_said(tmp_path: Path, text: str) -> None:
     """With its name, or the setting's."""
