@@ -81,6 +81,7 @@ def test_the_demonstration_keeps_clear_of_the_users_own_settings() -> None:
     )
 
     assert ended.returncode == 0, ended.stderr
+    assert "the first start compiles" in ended.stdout
     assert "stale_weights" in ended.stdout
 
 

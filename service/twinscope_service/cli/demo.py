@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     port = _free_port(args.port)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service goes too
-    console.print("starting a service ...")
+    console.print("starting a service (the first start compiles, for half a minute or more) ...")
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="twinscope-demo-") as data, _service(port, data):
         last = _replay(console, url)
