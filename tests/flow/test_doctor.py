@@ -190,6 +190,19 @@ def test_a_token_that_opens_nothing_is_told_before_the_first_batch(
     assert "not even a probe's greeting" in bad("key", "mine")
 
 
+def test_a_loss_that_only_the_farewell_tells_is_a_loss(start: Callable[..., Any]) -> None:
+    """The service refused the last thing that a probe sent; one that lost nothing just closed."""
+    service = start()
+    with Probe(service.url, "fine") as probe:
+        probe.event("checkpoint")
+    with Probe(service.url, "closet") as probe:
+        probe.close_step(77)  # of which nothing was sent
+    fine = service_findings(service.url, None, "fine")
+    lossy = service_findings(service.url, None, "closet")
+    assert "a probe lost data" not in _texts(fine, "bad")
+    assert "a probe lost data: {'rejected'" in _texts(lossy, "bad")
+
+
 BARE = """
 import sys
 sys.path[:0] = sys.argv[1:3]

@@ -282,7 +282,8 @@ def _run_findings(url: str, token: str | None, name: str) -> list[Finding]:
     found = [Finding("run", "good", f"{name!r}: {kinds.count('probe_attached')} probes greeted")]
     for kind, fields in events:
         if kind in READ:
-            mark, text = READ[kind]
+            lost = kind == "probe_detached" and fields.get("dropped")  # the farewell tells it too
+            mark, text = READ["probe_loss" if lost else kind]
             told = text.format_map(_Fields(fields))
             if isinstance(fields.get("not_seen"), list):
                 told += f"; this version does not tell {', '.join(map(str, fields['not_seen']))}"
