@@ -9,7 +9,9 @@ from functools import cache, partial
 from typing import Literal
 
 from twinscope_service.detect.bands import Judgement
+from twinscope_service.detect.lasting import Lasting, lasting_from_json, recall, stands, update
 from twinscope_service.detect.versions import Sync, Weights, same_sync, standing_still
+from twinscope_service.detect.watch import alert_of
 from twinscope_service.diagnose.cause import Cause
 from twinscope_service.diagnose.context import Event
 from twinscope_service.join.records import Closing
@@ -31,6 +33,8 @@ CERTAIN = frozenset(
 )
 # worth saying, but no disagreement: too small to matter, or for the coverage to judge
 NOTES = frozenset({"bf16_logprob_storage", "side_missing", "bypass_mode"})
+LASTING = "lasting"  # where the detectors' state keeps what the verdicts amount to
+FEW = 0.001  # share of unmasked tokens below which NaN and infinity are for the coverage alone
 EVENTS = 200  # latest events of the run that a diagnosis looks at
 
 
@@ -98,7 +102,8 @@ def conclude(
         causes = stages.diagnose(pooled, context=context, history=state.history())
         if pooled.coverage[COUNTED] < stages.bands.min_tokens:
             causes = tuple(cause for cause in causes if cause.cause in CERTAIN)
-    return _told(view, findings, causes)
+    before = lasting_from_json((state.detector or {}).get(LASTING))
+    return _with_lasting(state, *_told(view, findings, causes, before), before)
 
 
 def _with_pool(judgement: Judgement, summary: Summary, more: int) -> Judgement:
@@ -123,28 +128,67 @@ def _with_versions(
     return replace(judgement, reasons=(*judgement.reasons, *more))
 
 
-def _told(view: StepView, findings: Findings, causes: Sequence[Cause]) -> tuple[StepView, Findings]:
+def _told(
+    view: StepView, findings: Findings, causes: Sequence[Cause], before: Lasting
+) -> tuple[StepView, Findings]:
     """The view with findings and causes, and the findings with the causes' names."""
-    names = tuple(cause.cause for cause in causes if cause.family != "none")
-    accused = names[:1] == tuple(cause.cause for cause in causes[:1])
-    alerts = [replace(alert, causes=names) for alert in findings.alerts]
-    more = [alert.message for alert in alerts if alert.state == "firing"]
+    shift = findings.state["series"].get("k3", {}).get("shift") if findings.state else None
+    still = stands(before, shift, view.metrics.get("k3_mean"))
+    accused = bool(causes) and causes[0].family != "none"
+    more: list[str] = []
     verdict = view.verdict
-    if causes and accused and verdict == "ok":
+    if accused and verdict == "ok":
         more.append(f"within the level bands, yet {causes[0].cause}: {causes[0].evidence}")
-        if causes[0].confidence >= ACCUSES and causes[0].cause not in NOTES:
+        if causes[0].confidence >= ACCUSES and not _is_note(causes[0], view):
             verdict = "inconsistent"
-    if verdict == "inconsistent" and causes and not accused:
+    if still is not None and verdict == "ok":
+        more.append(still)
+        verdict = "inconsistent"
+    diagnosis = tuple(cause.as_json() for cause in causes)
+    if still is not None:
+        diagnosis = recall(before, shift, diagnosis)
+    if verdict == "inconsistent" and diagnosis and diagnosis[0]["family"] == "none":
         causes, word = _without_noise(causes)
+        diagnosis = tuple(cause.as_json() for cause in causes)
         more.append(word)
+    names = tuple(cause["cause"] for cause in diagnosis if cause["family"] != "none")
+    alerts = [replace(alert, causes=names) for alert in findings.alerts]
+    told = [alert.message for alert in alerts if alert.state == "firing"]
     view = replace(
         view,
         verdict=verdict,
-        reasons=(*view.reasons, *more),
+        reasons=(*view.reasons, *told, *more),
         findings=tuple(alert.as_json() for alert in alerts),
-        diagnosis=tuple(cause.as_json() for cause in causes),
+        diagnosis=diagnosis,
     )
     return view, replace(findings, alerts=alerts)
+
+
+def _is_note(cause: Cause, view: StepView) -> bool:
+    """Worth saying, but no reason to stop: what NOTES lists, and a NaN here and there."""
+    unmasked = view.coverage["received"] - view.coverage["masked_out"]
+    few = view.coverage["nonfinite"] < FEW * unmasked
+    return cause.cause in NOTES or (cause.cause == "nonfinite_values" and few)
+
+
+def _with_lasting(
+    state: RunState, view: StepView, findings: Findings, before: Lasting
+) -> tuple[StepView, Findings]:
+    """News of a verdict that lasts, and what the next step must know of the verdicts so far."""
+    if findings.state is None:
+        return view, findings
+    kinds = state.firing_kinds
+    after, found = update(before, view, firing=kinds)
+    names = tuple(cause["cause"] for cause in view.diagnosis if cause["family"] != "none")
+    news = [replace(alert_of(finding), causes=names) for finding in found]
+    state.note_onset(news)
+    view = replace(
+        view,
+        reasons=(*view.reasons, *(alert.message for alert in news if alert.state == "firing")),
+        findings=(*view.findings, *(alert.as_json() for alert in news)),
+    )
+    kept = {**findings.state, LASTING: after.as_json()}
+    return view, replace(findings, state=kept, alerts=(*findings.alerts, *news))
 
 
 def _without_noise(causes: Sequence[Cause]) -> tuple[tuple[Cause, ...], str]:

@@ -199,6 +199,11 @@ class RunState:
         return min(self._onsets.values(), default=None)
 
     @property
+    def firing_kinds(self) -> set[str]:
+        """Kinds of alerts that are not resolved."""
+        return {kind for kind, _ in self._onsets}
+
+    @property
     def quiet(self) -> bool:
         """Nothing is open and nothing waits."""
         return not self.steps and not self.join.steps and not self.join.waiting_samples

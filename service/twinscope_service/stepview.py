@@ -73,6 +73,7 @@ def step_facts(
         rollout_samples=tally.received["rollout"] + posted,
         joined=joined + posted,
         retokenized=tally.outcomes[Outcome.RETOKENIZED],
+        short=tally.short(),
         crashed=tuple(sorted(opened.crashed)),
         rollout=opened.context.rollout,
         train=opened.context.train,

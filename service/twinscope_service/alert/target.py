@@ -13,7 +13,7 @@ import httpx
 from twinscope.errors import ConfigError
 
 TargetType = Literal["webhook", "alertmanager", "apprise"]
-KINDS = ("spike", "level_shift", "growth", "silence", "bypass")
+KINDS = ("spike", "level_shift", "growth", "silence", "bypass", "inconsistent")
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ SEVERITY = {  # of each kind; see `severity`
     "growth": "warning",
     "silence": "critical",
     "bypass": "critical",
+    "inconsistent": "critical",
 }
 HEADLINE = {
     "spike": "one batch far outside the usual",
@@ -26,6 +27,7 @@ HEADLINE = {
     "growth": "the mismatch keeps growing",
     "silence": "no data to judge by",
     "bypass": "both sides are the same numbers",
+    "inconsistent": "rollout and trainer do not agree",
 }
 FIRST_STEP = {
     "spike": "Look at the worst samples of the step; one sample is data, many are the engine.",
@@ -33,6 +35,7 @@ FIRST_STEP = {
     "growth": "Suspect weights or prefix cache that fall behind; check the sync of every replica.",
     "silence": "Check that the trainer, the engines and their probes still run.",
     "bypass": "Check that the engine's own log-probs are sent, not a copy of the trainer's.",
+    "inconsistent": "Read the reasons of the step; nothing changed, so suspect the set-up.",
 }
 STATE = {"provisional": "may be", "resolved": "over"}
 ALSO = 5  # further series that a message quotes

@@ -73,6 +73,7 @@ class StepFacts:
     rollout_samples: int = 0
     joined: int = 0
     retokenized: int = 0
+    short: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # side -> came, expected
     crashed: tuple[str, ...] = ()  # stages that failed on data of this step
     rollout: Mapping[str, Any] | None = None  # engine fingerprint
     train: Mapping[str, Any] | None = None  # trainer fingerprint
@@ -184,6 +185,8 @@ def _partial(summary: Summary, facts: StepFacts, bands: Bands) -> Iterator[str]:
             f"only {facts.joined} of {facts.train_samples} train samples ({share:.0%}) found their "
             f"rollout side: {bands.min_coverage:.0%} are needed"
         )
+    for side, (came, expected) in facts.short.items():
+        yield f"only {came} of the {expected} {side} samples came that `expect` named"
     contradiction = ahead(summary)
     if contradiction is not None:
         yield contradiction

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from twinscope.errors import ConfigError
 from twinscope_service.detect.thresholds import check_arl
 
-Kind = Literal["spike", "level_shift", "growth", "silence", "bypass"]
+Kind = Literal["spike", "level_shift", "growth", "silence", "bypass", "inconsistent"]
 FindingState = Literal["provisional", "firing", "resolved"]
 Scale = Literal["log", "linear"]
 

@@ -40,9 +40,15 @@ class StepTally:
         """Every expected sample has come and none waits."""
         if not self.expect or not self.has_train:
             return False
-        if any(self.received[side] < count for side, count in self.expect.items()):  # type: ignore[index]
+        if self.short():
             return False
         return not self.waiting_entries
+
+    def short(self) -> dict[str, tuple[int, int]]:
+        """Sides of which fewer samples came than expected: how many came, and of how many."""
+        came = {str(side): count for side, count in self.received.items()}
+        told = {side: (came.get(side, 0), count) for side, count in self.expect.items()}
+        return {side: counts for side, counts in told.items() if counts[0] < counts[1]}
 
     def expects(self, more: Mapping[str, int] | None) -> None:
         """Batches may tell different numbers: the largest holds."""
