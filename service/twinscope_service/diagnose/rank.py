@@ -226,7 +226,7 @@ def _with_loud(view: View, claims: list[Claim], loud: Mask, depth: int) -> list[
     named += [c for c in claims if c.kind == "exact" and c.cause not in {i.cause for i in inner}]
     if not named:
         return claims
-    if all(c.kind in ("set", "declared") for c in inner):
+    if not lagging and all(c.kind in ("set", "declared") for c in inner):
         named.insert(0, weights.unlabelled_part(view, loud))
     rest = find_claims(view.narrowed(~loud), depth=depth + 1)
     known = {c.cause for c in named}
