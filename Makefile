@@ -110,7 +110,7 @@ bench: $(VENV)/.dev  ## the performance tables
 bench-env: .venv-bench/.ready  ## install the detectors that ours are compared with
 
 bench-detect: $(VENV)/.dev .venv-bench/.ready  ## our detectors beside others', into docs/ (15 minutes of a core; TRACES=DIR, SERIES=DIR: recorded runs, public series)
-	$(BIN)/twinscope bench detect --paths 50 --healthy 150 $(if $(TRACES),--traces $(TRACES)) $(if $(SERIES),--series $(SERIES)) --out docs
+	$(BIN)/twinscope bench detect --paths 100 --healthy 400 $(if $(TRACES),--traces $(TRACES)) $(if $(SERIES),--series $(SERIES)) --out docs
 
 clean:  ## remove environments and caches
 	rm -rf $(VENV) .venv-bench $(WHEELS) .venv-engines .venv-rtl .mypy_cache .ruff_cache .pytest_cache dist build
