@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from batches import body_of, make_samples
 
+from twinscope_service.expose import surface
 from twinscope_service.pipeline import Pipeline
 from twinscope_service.store import inbox
 
@@ -47,6 +48,7 @@ class Disk:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.full = True
+        patch.setattr(surface, "BUSY_S", 60.0)  # on a busy machine as well, the state of now
         write, look = inbox._write_all, os.statvfs
         patch.setattr(inbox, "_write_all", lambda *a: self._refuse() if self.full else write(*a))
         patch.setattr(os, "statvfs", lambda path: self._look(look(path)))
