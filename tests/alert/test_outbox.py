@@ -69,6 +69,34 @@ def test_one_more_series_of_a_trouble_that_was_told_wakes_nobody(desk: Desk) -> 
     assert outbox.due("ops")[0].news["series"] == ["k3", "zero_train_share"]
 
 
+def spike(series: str, state: str = "firing") -> AlertView:
+    """One batch of one series."""
+    return alert(state, series=series, kind="spike")
+
+
+def test_a_spike_of_what_moves_along_wakes_nobody_in_a_trouble_that_was_told(desk: Desk) -> None:
+    """E[ρ] strays further while k3 is high. The mismatch itself, a NaN, a replica are told."""
+    desk.say(alert(series="k3"))
+    desk.say(spike("rho_excess"))
+    desk.say(spike("rho_excess", "resolved"))
+    outbox = Outbox(desk.store, ["ops"])
+    assert [kind for _, kind, _, _ in told(outbox)] == ["level_shift"]
+    for loud in ("k3", "nonfinite_share", "k3{replica=3}"):
+        desk.say(spike(loud))
+        assert told(outbox)[-1] == ("r", "spike", "firing", [loud])
+        desk.say(spike(loud, "resolved"))
+        assert told(outbox)[-1] == ("r", "spike", "resolved", [loud])
+
+
+def test_a_spike_that_was_told_is_told_to_be_over_in_a_trouble_too(desk: Desk) -> None:
+    """As when it goes on as a shift."""
+    desk.say(spike("rho_excess"))
+    desk.say(alert(series="k3"))
+    desk.say(spike("rho_excess", "resolved"))
+    news = [(kind, state) for _, kind, state, _ in told(Outbox(desk.store, ["ops"]))]
+    assert news == [("spike", "firing"), ("level_shift", "firing"), ("spike", "resolved")]
+
+
 def test_a_cause_that_is_found_later_does_not_make_a_second_notice(desk: Desk) -> None:
     """First unknown, then named: one trouble. Another named cause is another trouble."""
     desk.say(alert())

@@ -130,17 +130,18 @@ def _tell(
     shown = sorted(live or members, key=_rank)
     news = _news(row, shown, state=state, resolved_at=resolved_at)
     news["diagnosis"] = [dict(cause) for cause in diagnosis[:3]]
-    told = _is_news(json.loads(row["news"]), news, shown, at=at)
+    changed = _is_news(json.loads(row["news"]), news, shown, at=at)
     db.execute(
         "UPDATE notices SET state = ?, resolved_at = ?, told_at = ?, news = ? WHERE id = ?",
-        (state, resolved_at, at if told else row["told_at"], json.dumps(news), notice),
+        (state, resolved_at, at if changed else row["told_at"], json.dumps(news), notice),
     )
-    if told:
+    if changed and not _is_aside(db, row, news):
         queue(db, notice, row["run"], news, targets=targets, at=at)
 
 
 _ALSO = ("series", "before", "after", "ratio")
 # Who speaks first: the side that is missing, then the mismatch itself, then what moves with it.
+MOVES_ALONG = frozenset({"abs_p50", "abs_p99", "rho_excess"})
 LEADERS = ("rollout", "train", "k3", "abs_p99", "abs_p50", "rho_excess")
 
 
@@ -163,6 +164,21 @@ def _is_news(
         member["at"] == at and member["state"] == "firing" and member["series"] in last["firing"]
         for member in shown
     )
+
+
+def _is_aside(db: sqlite3.Connection, row: sqlite3.Row, news: Mapping[str, Any]) -> bool:
+    """A spike of what moves with the mismatch, in a run that is told to be in trouble, and the end
+    of one: it moves more while the mismatch is high. The mismatch and the others speak always."""
+    if row["kind"] != "spike" or not MOVES_ALONG.issuperset(news["series"]):
+        return False
+    if db.execute("SELECT 1 FROM outbox WHERE notice = ?", (row["id"],)).fetchone():
+        return False
+    trouble = (
+        "SELECT 1 FROM notices WHERE run = ? AND resolved_at IS NULL AND state = 'firing' "
+        "AND kind IN ('level_shift', 'growth', 'inconsistent') AND cause != ?"
+    )
+    fires = db.execute(trouble, (row["run"], FELL)).fetchone() is not None
+    return fires or news["state"] == "resolved"
 
 
 def _news(
