@@ -102,8 +102,10 @@ def conclude(
         causes = stages.diagnose(pooled, context=context, history=state.history())
         if pooled.coverage[COUNTED] < stages.bands.min_tokens:
             causes = tuple(cause for cause in causes if cause.cause in CERTAIN)
-    before = lasting_from_json((state.detector or {}).get(LASTING))
-    return _with_lasting(state, *_told(view, findings, causes, before), before)
+    with meter.survive("detect", crashed=crashed):
+        before = lasting_from_json((state.detector or {}).get(LASTING))
+        return _with_lasting(state, *_told(view, findings, causes, before), before)
+    return view, findings
 
 
 def _with_pool(judgement: Judgement, summary: Summary, more: int) -> Judgement:
@@ -177,8 +179,7 @@ def _with_lasting(
     """News of a verdict that lasts, and what the next step must know of the verdicts so far."""
     if findings.state is None:
         return view, findings
-    kinds = state.firing_kinds
-    after, found = update(before, view, firing=kinds)
+    after, found = update(before, view, firing=state.firing_kinds)
     names = tuple(cause["cause"] for cause in view.diagnosis if cause["family"] != "none")
     news = [replace(alert_of(finding), causes=names) for finding in found]
     state.note_onset(news)

@@ -12,7 +12,14 @@ from pipelines import Bench
 from twinscope.wire.batch import Batch
 from twinscope.wire.codec import encode_batch
 from twinscope_service import replay
-from twinscope_service.detect.lasting import FIRES, RESOLVES, SURE, Lasting, recall
+from twinscope_service.detect.lasting import (
+    FIRES,
+    RESOLVES,
+    SURE,
+    Lasting,
+    lasting_from_json,
+    recall,
+)
 from twinscope_service.views import AlertView, StepView
 
 HEALTHY, FAULTY = "healthy_bf16", "temperature_0.7_unrestored"
@@ -103,6 +110,14 @@ def test_a_cause_that_was_sure_is_not_forgotten_at_a_step_that_is_not() -> None:
     other = {**guess, "confidence": SURE}
     assert recall(state, shift, [other]) == (other,)
     assert recall(state, {"onset_step": 24}, [guess]) == (guess,)  # another trouble
+
+
+def test_what_another_version_stored_of_the_verdicts_counts_for_nothing() -> None:
+    """A state is read back as it was; one with other fields starts afresh, without a crash."""
+    state = Lasting(count=2, since=3, newest=4)
+    assert lasting_from_json(state.as_json()) == state
+    assert lasting_from_json({**state.as_json(), "more": 1}) == Lasting()
+    assert lasting_from_json({"count": 2}) == lasting_from_json(None) == Lasting()
 
 
 def _with_nans(bench: Bench, step: int, count: int) -> StepView:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from twinscope_service.detect.findings import Finding, FindingState
@@ -42,8 +42,9 @@ class Lasting:
 
 
 def lasting_from_json(stored: Mapping[str, Any] | None) -> Lasting:
-    """Inverse of `as_json`; fresh without one."""
-    return Lasting() if stored is None else Lasting(**stored)
+    """Inverse of `as_json`; fresh without one, or with one of another version."""
+    known = {field.name for field in fields(Lasting)}
+    return Lasting(**stored) if stored is not None and stored.keys() == known else Lasting()
 
 
 def update(
