@@ -6,10 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 from twinscope_service.detect.bands import Judgement
-from twinscope_service.detect.lasting import Lasting, lasting_from_json, recall, stands, update
+from twinscope_service.detect.lasting import (
+    SURE,
+    Lasting,
+    lasting_from_json,
+    recall,
+    stands,
+    update,
+)
 from twinscope_service.detect.versions import Sync, Weights, same_sync, standing_still
 from twinscope_service.detect.watch import alert_of
 from twinscope_service.diagnose.cause import Cause
@@ -26,7 +33,6 @@ from twinscope_service.store.summaries import pack
 from twinscope_service.views import AlertView, Metrics, StepView
 
 By = Literal["complete", "call", "grace", "ttl"]
-ACCUSES = 0.9  # confidence from which a named cause outweighs level bands that are silent
 # counted or compared, not estimated: said however few tokens there are
 CERTAIN = frozenset(
     {"side_missing", "retokenized", "missing_value_sentinel", "nonfinite_values", "bypass_mode"}
@@ -104,7 +110,9 @@ def conclude(
             causes = tuple(cause for cause in causes if cause.cause in CERTAIN)
     with meter.survive("detect", crashed=crashed):
         before = lasting_from_json((state.detector or {}).get(LASTING))
-        return _with_lasting(state, *_told(view, findings, causes, before), before)
+        sure = [cause.as_json() for cause in causes[:1] if _is_sure(cause)]
+        told = _told(view, findings, causes, before)
+        return _with_lasting(state, *told, before, sure=sure[0] if sure else None)
     return view, findings
 
 
@@ -141,7 +149,7 @@ def _told(
     verdict = view.verdict
     if accused and verdict == "ok":
         more.append(f"within the level bands, yet {causes[0].cause}: {causes[0].evidence}")
-        if causes[0].confidence >= ACCUSES and not _is_note(causes[0], view):
+        if _is_sure(causes[0]) and not _is_note(causes[0], view):
             verdict = "inconsistent"
     if still is not None and verdict == "ok":
         more.append(still)
@@ -153,17 +161,27 @@ def _told(
         causes, word = _without_noise(causes)
         diagnosis = tuple(cause.as_json() for cause in causes)
         more.append(word)
-    names = tuple(cause["cause"] for cause in diagnosis if cause["family"] != "none")
-    alerts = [replace(alert, causes=names) for alert in findings.alerts]
-    told = [alert.message for alert in alerts if alert.state == "firing"]
+    view = replace(view, verdict=verdict, diagnosis=diagnosis)
+    view, findings = _with_alerts(view, replace(findings, alerts=()), findings.alerts)
+    return replace(view, reasons=(*view.reasons, *more)), findings
+
+
+def _with_alerts(
+    view: StepView, findings: Findings, alerts: Sequence[AlertView]
+) -> tuple[StepView, Findings]:
+    """Both with more alerts, which get the names of the step's causes."""
+    names = tuple(cause["cause"] for cause in view.diagnosis if cause["family"] != "none")
+    named = [replace(alert, causes=names) for alert in alerts]
     view = replace(
         view,
-        verdict=verdict,
-        reasons=(*view.reasons, *told, *more),
-        findings=tuple(alert.as_json() for alert in alerts),
-        diagnosis=diagnosis,
+        reasons=(*view.reasons, *(alert.message for alert in named if alert.state == "firing")),
+        findings=(*view.findings, *(alert.as_json() for alert in named)),
     )
-    return view, replace(findings, alerts=alerts)
+    return view, replace(findings, alerts=(*findings.alerts, *named))
+
+
+def _is_sure(cause: Cause) -> bool:
+    return cause.family != "none" and cause.confidence >= SURE
 
 
 def _is_note(cause: Cause, view: StepView) -> bool:
@@ -174,22 +192,19 @@ def _is_note(cause: Cause, view: StepView) -> bool:
 
 
 def _with_lasting(
-    state: RunState, view: StepView, findings: Findings, before: Lasting
-) -> tuple[StepView, Findings]:
+    state: RunState, view: StepView, findings: Findings, before: Lasting, *,
+    sure: dict[str, Any] | None,
+) -> tuple[StepView, Findings]:  # fmt: skip
     """News of a verdict that lasts, and what the next step must know of the verdicts so far."""
     if findings.state is None:
         return view, findings
-    after, found = update(before, view, firing=state.firing_kinds)
-    names = tuple(cause["cause"] for cause in view.diagnosis if cause["family"] != "none")
-    news = [replace(alert_of(finding), causes=names) for finding in found]
-    state.note_onset(news)
-    view = replace(
-        view,
-        reasons=(*view.reasons, *(alert.message for alert in news if alert.state == "firing")),
-        findings=(*view.findings, *(alert.as_json() for alert in news)),
+    after, found = update(
+        before, view.verdict, step=view.step, sure=sure, firing=state.firing_kinds
     )
-    kept = {**findings.state, LASTING: after.as_json()}
-    return view, replace(findings, state=kept, alerts=(*findings.alerts, *news))
+    news = [alert_of(finding) for finding in found]
+    state.note_onset(news)
+    findings = replace(findings, state={**findings.state, LASTING: after.as_json()})
+    return _with_alerts(view, findings, news)
 
 
 def _without_noise(causes: Sequence[Cause]) -> tuple[tuple[Cause, ...], str]:

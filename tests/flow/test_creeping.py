@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pipelines import Bench
 
 from twinscope.wire.batch import Batch
-from twinscope.wire.codec import encode_batch
 from twinscope_service import replay
 from twinscope_service.baseline import LEARNT, Baseline, renewed
 from twinscope_service.views import StepView
@@ -48,11 +47,8 @@ def with_train(batch: Batch, p: NDArray[np.float64]) -> Batch:
 def run_of(bench: Bench, steps: int, change: Callable[[int, Batch], Batch]) -> list[StepView]:
     """A healthy recording in random parts, each changed, closed step by step."""
     whole = [replay.recording("healthy_bf16")] * steps
-    views = []
-    for step, batch in enumerate(replay.steps(whole, run="r", samples_per_step=SAMPLES, seed=5)):
-        bench.send(b"".join(encode_batch(change(step, batch))))
-        views.append(bench.pipeline.close_step("r", step))
-    return views
+    steps_of = replay.steps(whole, run="r", samples_per_step=SAMPLES, seed=5)
+    return [bench.close(change(step, batch)) for step, batch in enumerate(steps_of)]
 
 
 def first_causes(views: list[StepView]) -> list[str]:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from pipelines import Bench
 
-from twinscope.wire.batch import Batch
-from twinscope.wire.codec import encode_batch
 from twinscope_service import replay
 from twinscope_service.detect.lasting import (
     FIRES,
@@ -37,13 +35,7 @@ def _close(bench: Bench, step: int, *, name: str = HEALTHY, times: float = 1.0) 
     q, p = batch.tensors["rollout_logprobs"], batch.tensors["train_logprobs"]
     further = np.minimum(q + times * (p - q), 0).astype(np.float32)
     tensors = {**batch.tensors, "train_logprobs": further}
-    return _post(bench, replace(batch, step=step, tensors=tensors))
-
-
-def _post(bench: Bench, batch: Batch) -> StepView:
-    bench.send(b"".join(bytes(piece) for piece in encode_batch(batch)))
-    assert batch.step is not None
-    return bench.pipeline.close_step("r", batch.step)
+    return bench.close(replace(batch, step=step, tensors=tensors))
 
 
 def _told(bench: Bench, kind: str) -> list[AlertView]:
@@ -125,7 +117,7 @@ def _with_nans(bench: Bench, step: int, count: int) -> StepView:
     q = batch.tensors["rollout_logprobs"].copy()
     q[:count] = np.nan
     tensors = {**batch.tensors, "rollout_logprobs": q}
-    return _post(bench, replace(batch, step=step, tensors=tensors))
+    return bench.close(replace(batch, step=step, tensors=tensors))
 
 
 def test_a_nan_here_and_there_stops_nobody(bench: Bench) -> None:
@@ -141,8 +133,8 @@ def test_a_nan_here_and_there_stops_nobody(bench: Bench) -> None:
 def test_what_was_expected_and_did_not_come_is_not_ok(bench: Bench) -> None:
     """Half the ranks are dead: 24 of 48 came, and those agree."""
     (batch,) = replay.steps([replay.recording(HEALTHY)], run="r", samples_per_step=24, seed=0)
-    half = _post(bench, replace(batch, step=0, expect={"train": 48}))
-    whole = _post(bench, replace(batch, step=1, expect={"train": 24}))
+    half = bench.close(replace(batch, step=0, expect={"train": 48}))
+    whole = bench.close(replace(batch, step=1, expect={"train": 24}))
 
     assert half.verdict == "unknown"
     assert half.reasons == ("only 24 of the 48 train samples came that `expect` named",)

@@ -14,7 +14,7 @@ import pytest
 from pipelines import Bench
 
 from twinscope.wire.batch import Batch
-from twinscope.wire.codec import encode_batch, read_trace
+from twinscope.wire.codec import read_trace
 from twinscope_service.cli import demo
 from twinscope_service.replay import by_step, recorded_run
 from twinscope_service.views import AlertView, StepView
@@ -36,12 +36,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def _replay(bench: Bench, steps: list[Batch]) -> list[StepView]:
-    views = []
-    for batch in steps:
-        bench.send(b"".join(encode_batch(replace(batch, run="r"))))
-        bench.clock.advance(10.0)
-        views.append(bench.pipeline.close_step("r", batch.step or 0))
-    return views
+    return [bench.close(replace(batch, run="r"), after_s=10.0) for batch in steps]
 
 
 def _shift(bench: Bench) -> AlertView:

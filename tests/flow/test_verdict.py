@@ -9,10 +9,10 @@ import pytest
 from batches import body_of, make_samples
 from pipelines import Bench
 
-from twinscope.wire.codec import encode_batch
 from twinscope_service import replay
-from twinscope_service.closing import ACCUSES, CERTAIN
+from twinscope_service.closing import CERTAIN
 from twinscope_service.config import load_settings
+from twinscope_service.detect.lasting import SURE
 from twinscope_service.offline import analyze
 from twinscope_service.views import StepView
 
@@ -40,7 +40,7 @@ def test_a_cause_beyond_doubt_outweighs_silent_bands() -> None:
     step = _analyzed("temperature_0.7_both_raw")
 
     assert step.diagnosis[0]["cause"] == "sampling_not_as_reported"
-    assert step.diagnosis[0]["confidence"] >= ACCUSES
+    assert step.diagnosis[0]["confidence"] >= SURE
     assert step.verdict == "inconsistent"
     assert any("sampling_not_as_reported" in reason for reason in step.reasons)
 
@@ -70,8 +70,7 @@ def test_a_handful_of_tokens_accuses_nobody(tmp_path: Path) -> None:
 def _close(bench: Bench, name: str, *, step: int, samples: int) -> StepView:
     """Send some samples of a recording as one step, and close it. 2 samples: some 200 tokens."""
     (batch,) = replay.steps([replay.recording(name)], run="r", samples_per_step=samples, seed=step)
-    bench.send(b"".join(bytes(piece) for piece in encode_batch(replace(batch, step=step))))
-    return bench.pipeline.close_step("r", step)
+    return bench.close(replace(batch, step=step))
 
 
 def test_small_steps_are_judged_together(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twinscope.wire.codec import decode
+from twinscope.wire.batch import Batch
+from twinscope.wire.codec import decode, encode_batch
 from twinscope_service.clock import ManualClock
 from twinscope_service.config import load_settings
 from twinscope_service.pipeline import Pipeline, open_pipeline
-from twinscope_service.views import Receipt
+from twinscope_service.views import Receipt, StepView
 
 
 class Bench:
@@ -35,6 +36,13 @@ class Bench:
     def send(self, body: bytes, *, batch_id: str | None = None) -> Receipt:
         """Hand a body in, as the HTTP edge does."""
         return self.pipeline.ingest(body, decode(body), batch_id=batch_id)
+
+    def close(self, batch: Batch, *, after_s: float = 0.0) -> StepView:
+        """Send a step in one batch; so many seconds later it closes."""
+        assert batch.step is not None
+        self.send(b"".join(encode_batch(batch)))
+        self.clock.advance(after_s)
+        return self.pipeline.close_step(batch.run, batch.step)
 
     def inbox(self) -> list[str]:
         """The bodies on disk."""

@@ -14,13 +14,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from twinscope_service.detect.findings import Finding, FindingState
-from twinscope_service.views import StepView
 
 FIRES = 3  # inconsistent steps, without as many `ok` ones in a row between them
 RESOLVES = 5  # `ok` steps in a row that end it
 STANDS = 5.0  # times the healthy level: a step so high is not ok if its like was inconsistent
-SURE = 0.9  # confidence from which a cause is remembered
-RECALLED = "as at step"
+SURE = 0.9  # confidence from which a cause outweighs silent level bands, and is remembered
 TOLD_BY = frozenset({"level_shift", "growth", "bypass"})  # alerts that say it already
 
 
@@ -48,14 +46,20 @@ def lasting_from_json(stored: Mapping[str, Any] | None) -> Lasting:
 
 
 def update(
-    state: Lasting, view: StepView, *, firing: Collection[str]
+    state: Lasting,
+    verdict: str,
+    *,
+    step: int,
+    sure: Mapping[str, Any] | None,
+    firing: Collection[str],
 ) -> tuple[Lasting, list[Finding]]:
-    """Take one closed step in. `firing`: kinds of the run's alerts that fire."""
-    verdict, step = view.verdict, view.step
-    leading = view.diagnosis[0] if view.diagnosis else None
-    if verdict == "inconsistent" and leading is not None and _is_sure_now(leading):
-        state = replace(state, cause=leading, cause_step=step)
+    """Take one closed step in.
+
+    sure: the cause of which this step by itself is sure; firing: kinds of alerts that fire.
+    """
     if verdict == "inconsistent":
+        if sure is not None:
+            state = replace(state, cause=sure, cause_step=step)
         since = step if state.since is None else state.since
         state = replace(state, count=state.count + 1, since=since, newest=step, calm=0)
         if state.count < FIRES or state.firing or TOLD_BY.intersection(firing):
@@ -107,14 +111,9 @@ def recall(
         leading["confidence"] >= SURE or leading["cause"] == cause["cause"]
     ):
         return tuple(diagnosis)
-    then = {**cause, "evidence": f"{RECALLED} {state.cause_step}: {cause['evidence']}"}
+    then = {**cause, "evidence": f"as at step {state.cause_step}: {cause['evidence']}"}
     others = (one for one in diagnosis if one["cause"] not in (cause["cause"], "numerical_noise"))
     return (then, *others)
-
-
-def _is_sure_now(cause: Mapping[str, Any]) -> bool:
-    recalled = str(cause["evidence"]).startswith(RECALLED)
-    return bool(cause["confidence"] >= SURE) and not recalled
 
 
 def _finding(state: FindingState, step: int, since: int | None, message: str) -> Finding:

@@ -92,7 +92,7 @@ def from_json(stored: Mapping[str, Any]) -> SeriesState:
     x, rings = unpack(stored["x"]), tuple(unpack(ring) for ring in stored["rings"])
     if len(x) != k.SLOTS or [len(ring) for ring in rings] != [k.RING] * 4:
         raise ValueError("detector state of another layout; it starts afresh")
-    named = {n: None if stored[n] is None else Excursion(**stored[n]) for n in _EXCURSIONS}
+    named = {n: None if stored[n] is None else Excursion(**stored[n]) for n in EXCURSIONS}
     return SeriesState(
         x=x,
         rings=rings,
@@ -103,7 +103,7 @@ def from_json(stored: Mapping[str, Any]) -> SeriesState:
     )
 
 
-_EXCURSIONS = ("spike", "shift", "growth")
+EXCURSIONS: dict[str, Kind] = {"spike": "spike", "shift": "level_shift", "growth": "growth"}
 
 
 def pack(values: Iterable[float]) -> str:
@@ -125,26 +125,28 @@ def ready(state: SeriesState) -> bool:
 
 def in_trouble(state: SeriesState) -> bool:
     """Was something reported that is not over?"""
-    return any(getattr(state, name) is not None for name in _EXCURSIONS)
+    return any(getattr(state, name) is not None for name in EXCURSIONS)
 
 
 def ended(state: SeriesState, series: str, *, step: int, steps: int) -> list[Finding]:
     """The end of what was reported about a series that is not watched any more."""
-    linear = state.x[k.TWO_SIDED] == 1.0
-    kinds: dict[Kind, Excursion | None] = {
-        "spike": state.spike, "level_shift": state.shift, "growth": state.growth,
-    }  # fmt: skip
-    found = []
-    for kind, known in kinds.items():
-        if known is not None:
-            before, after = (y if linear else math.exp(y) for y in (known.before, known.after))
-            ratio = None if linear else after / before
-            finding = Finding(
-                kind, "resolved", series, step, known.onset_step, before, after, ratio, None, ""
-            )
-            over = f"is over: it has not been seen for {steps} steps"
-            found.append(replace(finding, message=describe(finding, over=over)))
-    return found
+    over, linear = f"is over: it has not been seen for {steps} steps", state.x[k.TWO_SIDED] == 1.0
+    known = [(kind, getattr(state, name)) for name, kind in EXCURSIONS.items()]
+    found = [
+        finding_of(kind, "resolved", what, series=series, step=step, linear=linear)
+        for kind, what in known
+        if what is not None
+    ]
+    return [replace(finding, message=describe(finding, over=over)) for finding in found]
+
+
+def finding_of(
+    kind: Kind, state: FindingState, what: Excursion, *, series: str, step: int, linear: bool
+) -> Finding:
+    """A finding about an excursion, in the plain scale; without its words."""
+    before, after = (y if linear else math.exp(y) for y in (what.before, what.after))
+    ratio = None if linear else after / before
+    return Finding(kind, state, series, step, what.onset_step, before, after, ratio, None, "")
 
 
 def update(
@@ -495,19 +497,12 @@ class _Work:
         evidence: Mapping[str, Any] | None = None,
         over: str = "",
     ) -> None:
-        before, after = self._plain(what.before), self._plain(what.after)
-        ratio = after / before if self.seen.scale == "log" else None
-        finding = Finding(
-            kind=kind,
-            state=state,
-            series=self.seen.series,
-            step=self.seen.step,
-            onset_step=what.onset_step,
-            before=before,
-            after=after,
-            ratio=ratio,
+        linear = self.seen.scale == "linear"
+        finding = replace(
+            finding_of(
+                kind, state, what, series=self.seen.series, step=self.seen.step, linear=linear
+            ),
             confidence=confidence,
-            message="",
             evidence=dict(evidence or {}),
         )
         message = describe(finding, over=over, relative=self.seen.expected is not None)

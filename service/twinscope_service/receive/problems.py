@@ -22,10 +22,10 @@ PROBLEM_TYPE = "application/problem+json"
 # An unread body up to this size is read and dropped, so that the client gets to the answer; beyond
 # it the connection is closed with the answer.
 DISCARD_BYTES = 64 << 20
+# Of pydantic's complaints about names; after these it helps to see which names there are.
+PLAIN_FIXES = {"extra_forbidden": "leave it out", "missing": "send it"}
 # One header each: Chromium reads the first scheme of a header only, and asks for a password only
 # where it finds Basic.
-PLAIN_FIXES = {"extra_forbidden": "leave it out", "missing": "send it"}  # of pydantic's complaints
-OF_NAMES = frozenset(PLAIN_FIXES)  # complaints after which it helps to see what there is
 CHALLENGES = ('Basic realm="twinscope"', "Bearer")
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def malformed(
     where = ".".join(str(part) for part in problem["loc"]) or "body"
     said = problem["msg"].removeprefix("Value error, ")
     fix = PLAIN_FIXES.get(problem["type"], said)
-    if problem["type"] in OF_NAMES and len(problem["loc"]) == 1 and fields:
+    if problem["type"] in PLAIN_FIXES and len(problem["loc"]) == 1 and fields:
         fix += f"; the fields are {', '.join(fields)}"
     value = problem["input"] if problem["type"] != "missing" else None
     if problem["type"] == "value_error" and problem["loc"]:  # our own words, without the value

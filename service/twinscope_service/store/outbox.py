@@ -140,9 +140,9 @@ def _tell(
 
 
 _ALSO = ("series", "before", "after", "ratio")
+MOVES_ALONG = ("abs_p99", "abs_p50", "rho_excess")  # with the mismatch
 # Who speaks first: the side that is missing, then the mismatch itself, then what moves with it.
-MOVES_ALONG = frozenset({"abs_p50", "abs_p99", "rho_excess"})
-LEADERS = ("rollout", "train", "k3", "abs_p99", "abs_p50", "rho_excess")
+LEADERS = ("rollout", "train", "k3", *MOVES_ALONG)
 
 
 def _rank(member: sqlite3.Row) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def _is_news(
 def _is_aside(db: sqlite3.Connection, row: sqlite3.Row, news: Mapping[str, Any]) -> bool:
     """A spike of what moves with the mismatch, in a run that is told to be in trouble, and the end
     of one: it moves more while the mismatch is high. The mismatch and the others speak always."""
-    if row["kind"] != "spike" or not MOVES_ALONG.issuperset(news["series"]):
+    if row["kind"] != "spike" or not set(news["series"]) <= set(MOVES_ALONG):
         return False
     if db.execute("SELECT 1 FROM outbox WHERE notice = ?", (row["id"],)).fetchone():
         return False
